@@ -1,0 +1,96 @@
+"""The command line: a group that imports a command only when it is called, and exit codes.
+
+Importing this module imports click and nothing heavy; a test keeps it so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from agent import __version__
+from agent.errors import LaggardError
+
+EXIT_UNKNOWN = 3
+
+# name -> (module with an object of the command's name, one line of help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "check": (
+        "agent.cli.check",
+        "Is this node fit? Clocks, power, heat, PCIe, memory, links, host.",
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """Imports a subcommand's module when it is asked for; help is listed without importing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command object, from its module."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(COMMANDS[cmd_name][0])
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)  # noqa: S101 - our own table
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(__version__, prog_name="laggard")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Find the slow GPU, the hung rank and the bad link, with proof."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command line; the one place that maps failures to exit codes.
+
+    A command returns its exit code. Usage errors, our own errors, Ctrl-C and crashes are 3
+    (Nagios: unknown); a closed pipe is quiet.
+    """
+    try:
+        code = main.main(args=list(argv), prog_name="laggard", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return EXIT_UNKNOWN
+    except LaggardError as error:
+        click.echo(f"laggard: {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+        return EXIT_UNKNOWN
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("laggard: interrupted", err=True)
+        return EXIT_UNKNOWN
+    except BrokenPipeError:
+        # the reader has gone: keep the interpreter's last flush from complaining
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_UNKNOWN
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        click.echo("laggard: this is a bug in laggard; please report the lines above", err=True)
+        return EXIT_UNKNOWN
+    return code if isinstance(code, int) else 0

@@ -1,0 +1,142 @@
+"""How a node probe is declared and found.
+
+A probe is a pure function of a ``Node``. It says of every component that it looks at exactly one
+thing: a ``Finding``, ``Clear`` (judged, nothing wrong), ``Unread`` (a required reading was not to
+be had) or ``NotApplicable``. A probe that says nothing judged nothing, and never counts as passed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import overload
+
+from probes.finding import Component, Finding
+from probes.gap import GapReason
+from probes.view import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """The component was judged and is fine; ``note`` says why a tempting alarm is wrong."""
+
+    component: Component
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A required reading is missing: the record's field names, its section, the device's key.
+
+    The snapshot's gaps tell why; ``reason`` overrides them where the probe knows better (a rate
+    that needs a second reading: ``GapReason.NOT_COLLECTED``).
+    """
+
+    source: str
+    field: str
+    device: str | None = None
+    reason: GapReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable:
+    """This part, mode or machine has nothing for the probe to judge."""
+
+    why: str
+
+
+Statement = Finding | Clear | Unread | NotApplicable
+Statements = Iterable[Statement]
+Limits = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A threshold that the configuration may change, and where its default comes from."""
+
+    default: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rule with a stable id, ``family.kebab-name``, that its findings carry.
+
+    ``needs`` names the snapshot sections without which it can't run. ``doc`` is the explain text:
+    what it sees, why it slows or stops a replica, how sure it is, what to do.
+    """
+
+    id: str
+    title: str
+    needs: tuple[str, ...]
+    limits: Mapping[str, Limit]
+    doc: str
+    check: Callable[[Node, Limits], Statements]
+
+    @property
+    def family(self) -> str:
+        """The part of the id before the dot."""
+        return self.id.split(".", 1)[0]
+
+
+@overload
+def probe(
+    id: str, *, needs: tuple[str, ...]
+) -> Callable[[Callable[[Node], Statements]], Probe]: ...
+
+
+@overload
+def probe(
+    id: str, *, needs: tuple[str, ...], limits: Mapping[str, Limit]
+) -> Callable[[Callable[[Node, Limits], Statements]], Probe]: ...
+
+
+def probe(
+    id: str, *, needs: tuple[str, ...], limits: Mapping[str, Limit] | None = None
+) -> Callable[[Callable[..., Statements]], Probe]:
+    """Turn a function into a Probe value; nothing is registered anywhere.
+
+    The docstring's first line is the title. With ``limits`` the function also takes their values.
+    """
+
+    def decorate(function: Callable[..., Statements]) -> Probe:
+        doc = inspect.cleandoc(function.__doc__ or "")
+        if not doc:
+            raise ValueError(f"probe {id} has no docstring: it is what `laggard explain` prints")
+        check = function if limits is not None else _without_limits(function)
+        return Probe(
+            id=id,
+            title=doc.splitlines()[0].rstrip("."),
+            needs=needs,
+            limits=limits or {},
+            doc=doc,
+            check=check,
+        )
+
+    return decorate
+
+
+def _without_limits(
+    function: Callable[[Node], Statements],
+) -> Callable[[Node, Limits], Statements]:
+    @functools.wraps(function)
+    def check(node: Node, _limits: Limits) -> Statements:
+        return function(node)
+
+    return check
+
+
+def discover(package: str = "probes.node") -> tuple[Probe, ...]:
+    """Every Probe value in the package's modules, by id. Raises ValueError on a repeated id."""
+    found: dict[str, Probe] = {}
+    root = importlib.import_module(package)
+    for info in pkgutil.iter_modules(root.__path__, prefix=f"{package}."):
+        for value in vars(importlib.import_module(info.name)).values():
+            if isinstance(value, Probe) and found.setdefault(value.id, value) is not value:
+                raise ValueError(f"two probes are called {value.id}")
+    return tuple(found[id] for id in sorted(found))

@@ -1,0 +1,1 @@
+"""The snapshot records: what was read, typed, with units in the names."""
