@@ -276,7 +276,8 @@ class NvmlSection(Record, frozen=True, kw_only=True):
     """The driver as NVML shows it.
 
     ``init_error`` is the return code's name when nvmlInit failed
-    (``NVML_ERROR_DRIVER_NOT_LOADED``), or ``hung`` when it did not return; then ``gpus`` is empty and says nothing.
+    (``NVML_ERROR_DRIVER_NOT_LOADED``), or ``hung`` when it did not return; then ``gpus`` is empty
+    and says nothing.
     """
 
     init_error: str | None = None

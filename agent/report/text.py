@@ -1,0 +1,244 @@
+"""The page for a person: the answer first, then findings with proof, then what was not seen.
+
+``layout`` turns a report into rows; a row is printed plainly into a pipe, or by rich with wrapping
+and colour on a terminal. Rich is imported only then.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.report import RenderOptions
+from agent.report.words import (
+    HEALTH_TITLES,
+    JOB_WORDS,
+    alarming,
+    counts,
+    job_sentence,
+    name,
+    one_line,
+)
+from probes.finding import Evidence, Finding, JobImpact, Severity
+from probes.gap import Gap, GapReason
+from probes.result import Health, Outcome, Report
+
+_LABEL_WIDTH = 10
+_SEVERITY_STYLES = {
+    Severity.CRITICAL: "bold red",
+    Severity.WARNING: "bold yellow",
+    Severity.INFO: "bold cyan",
+}
+_HEALTH_STYLES = {
+    Health.OK: "bold green",
+    Health.UNKNOWN: "bold magenta",
+    Health.WARNING: "bold yellow",
+    Health.CRITICAL: "bold red",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: an indented label in its column, and text that may wrap under itself."""
+
+    text: str = ""
+    label: str = ""
+    indent: int = 0
+    style: str = ""
+    label_style: str = "bold"
+
+
+def render(report: Report, options: RenderOptions) -> str:
+    """The page, as plain text or for a terminal."""
+    rows = list(layout(report, verbose=options.verbose))
+    return _rich(rows, options) if options.rich else "".join(_plain(row) + "\n" for row in rows)
+
+
+def layout(report: Report, *, verbose: int) -> Iterator[Row]:
+    """Rows of the page, in reading order."""
+    title = HEALTH_TITLES[report.health]
+    yield Row(
+        f"{title}: {report.host}; {job_sentence(report)}.", style=_HEALTH_STYLES[report.health]
+    )
+    lead = report.verdicts[0]
+    yield Row(lead.summary)
+    if lead.next_step:
+        yield Row(lead.next_step, label="next")
+    for other in report.verdicts[1:]:
+        yield Row(other.summary, label="also")
+
+    shown = [finding for finding in report.findings if finding.severity is not Severity.INFO]
+    infos = [finding for finding in report.findings if finding.severity is Severity.INFO]
+    quiet = {item.fingerprint: item for item in report.acknowledged}
+    if shown:
+        yield Row()
+        head = counts(alarming(report)) or "none that counts"
+        known = f", {len(quiet)} acknowledged" if quiet else ""
+        yield Row(f"FINDINGS ({head}{known})", style="bold")
+    for finding in shown:
+        yield from _finding(finding, report.host, verbose)
+        if ack := quiet.get(finding.fingerprint):
+            yield Row(f"until {ack.until}: {ack.reason}", label="known", indent=2)
+    if infos:
+        yield Row()
+        yield Row("WORTH KNOWING (no alarm)", style="bold")
+        for finding in infos:
+            if verbose:
+                yield from _finding(finding, report.host, verbose)
+            else:
+                yield Row(finding.summary, label=finding.id, indent=2, label_style="cyan")
+
+    yield from _ruled_out(report)
+    yield from _checked(report, verbose)
+    yield from _gaps(report)
+
+
+def _finding(finding: Finding, host: str, verbose: int) -> Iterator[Row]:
+    style = _SEVERITY_STYLES[finding.severity]
+    yield Row()
+    where = name(finding.component, host)
+    yield Row(f"{finding.severity.value.upper()}  {finding.id}  {where}", style=style)
+    yield Row(finding.summary, indent=2)
+    said = [finding.confidence.value, finding.fault_class.value]
+    if finding.job_impact is not JobImpact.NONE:
+        said.append(JOB_WORDS[finding.job_impact])
+    yield Row("; ".join(said), label="how sure", indent=2)
+    for evidence in finding.evidence:
+        yield from _evidence(evidence)
+    if finding.explains:
+        yield Row(", ".join(finding.explains), label="explains", indent=2)
+    if finding.remedy:
+        mark = " (disruptive)" if finding.remedy.disruptive else ""
+        yield Row(f"{finding.remedy.text}{mark}", label="next", indent=2)
+    if verbose:
+        yield Row(f"laggard explain {finding.id}", label="more", indent=2)
+        yield Row(finding.fingerprint, label="print", indent=2)
+
+
+def _evidence(evidence: Evidence) -> Iterator[Row]:
+    parts = [f"{evidence.source} {evidence.locator}"]
+    if evidence.observed is not None:
+        value = f"{evidence.observed}{f' {evidence.unit}' if evidence.unit else ''}"
+        parts.append(f"= {value}")
+    if evidence.expected:
+        unit = f" {evidence.unit}" if evidence.unit else ""
+        basis = evidence.expected.basis.value
+        parts.append(f"(expected {evidence.expected.value}{unit}: {basis})")
+    yield Row(" ".join(parts), label="proof", indent=2)
+    if evidence.quote:
+        yield Row(f'"{evidence.quote}"', label="", indent=2)
+    if evidence.recheck:
+        yield Row(evidence.recheck, label="recheck", indent=2, style="cyan")
+
+
+def _ruled_out(report: Report) -> Iterator[Row]:
+    items = [item for verdict in report.verdicts for item in verdict.ruled_out]
+    if items:
+        yield Row()
+        yield Row("NOT A FAULT", style="bold")
+        for item in items:
+            yield Row(f"{item.what}: {item.why}", indent=2)
+
+
+def _checked(report: Report, verbose: int) -> Iterator[Row]:
+    families: dict[str, list[tuple[str, Outcome, int]]] = {}
+    for result in report.results:
+        families.setdefault(result.id.split(".", 1)[0], []).append(
+            (result.id.split(".", 1)[1], result.outcome, result.judged)
+        )
+    yield Row()
+    yield Row("CHECKED", style="bold")
+    skipped: list[str] = []
+    for family, items in families.items():
+        outcomes = [outcome for _, outcome, _ in items]
+        if all(o in (Outcome.NOTAPPLICABLE, Outcome.NOTSELECTED) for o in outcomes):
+            if Outcome.NOTAPPLICABLE in outcomes:
+                skipped.append(family)
+            continue
+        words = []
+        for outcome, text in (
+            (Outcome.PASS, "passed"),
+            (Outcome.FAIL, "failed"),
+            (Outcome.UNKNOWN, "could not be judged"),
+            (Outcome.ERROR, "broke (a bug in laggard)"),
+        ):
+            ids = [rule for rule, found, _ in items if found is outcome]
+            if not ids:
+                continue
+            listed = outcome is not Outcome.PASS or verbose
+            words.append(f"{len(ids)} {text}" + (f" ({', '.join(ids)})" if listed else ""))
+        components = max(judged for _, _, judged in items)
+        yield Row(f"{components} judged; {', '.join(words)}", label=family, indent=2)
+    if skipped:
+        yield Row(", ".join(skipped), label="not here", indent=2)
+    if verbose:
+        for result in report.results:
+            for note in result.notes:
+                yield Row(note, label=result.id, indent=4, label_style="")
+    for result in report.results:
+        if result.error:
+            yield Row(result.error, label=result.id, indent=2)
+
+
+def _gaps(report: Report) -> Iterator[Row]:
+    hidden = [gap for gap in report.gaps if gap.reason is not GapReason.UNSUPPORTED]
+    unsupported = [gap for gap in report.gaps if gap.reason is GapReason.UNSUPPORTED]
+    yield Row()
+    if not hidden and not unsupported:
+        yield Row("WHAT I COULD NOT SEE: nothing that I looked for.", style="bold")
+        return
+    yield Row("WHAT I COULD NOT SEE, AND HOW TO LET ME", style="bold")
+    for gap in (*hidden, *unsupported):
+        yield Row(_gap_text(gap), label=gap.source, indent=2)
+
+
+def _gap_text(gap: Gap) -> str:
+    what = ", ".join(gap.fields)
+    where = f" of {', '.join(gap.devices)}" if gap.devices else ""
+    text = f"{what or 'everything'}{where}: {gap.reason.value}"
+    if gap.detail:
+        text += f" ({gap.detail})"
+    return f"{text}; {gap.allow}" if gap.allow else text
+
+
+def _plain(row: Row) -> str:
+    label = f"{row.label:<{_LABEL_WIDTH}} " if row.label or row.text.startswith('"') else ""
+    return f"{' ' * row.indent}{label}{one_line(row.text)}".rstrip()
+
+
+def _rich(rows: list[Row], options: RenderOptions) -> str:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        force_terminal=True,
+        color_system="standard" if options.color else None,
+        no_color=not options.color,
+        width=options.width or 10_000,
+        highlight=False,
+        soft_wrap=options.width is None,
+    )
+    for row in rows:
+        if options.width is None:
+            line = Text(" " * row.indent)
+            if row.label or row.text.startswith('"'):
+                line.append(f"{row.label:<{_LABEL_WIDTH}} ", style=row.label_style)
+            line.append(one_line(row.text), style=row.style)
+            console.print(line)
+        elif row.label or row.text.startswith('"'):
+            grid = Table.grid(padding=(0, 1))
+            grid.add_column(min_width=min(_LABEL_WIDTH, options.width // 3), overflow="fold")
+            grid.add_column(overflow="fold")
+            grid.add_row(
+                Text(row.label, style=row.label_style), Text(one_line(row.text), style=row.style)
+            )
+            console.print(Padding(grid, (0, 0, 0, row.indent)))
+        else:
+            text = Text(one_line(row.text), style=row.style, overflow="fold")
+            console.print(Padding(text, (0, 0, 0, row.indent)))
+    return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
