@@ -1,0 +1,42 @@
+"""``laggard explain ID``: what a probe sees, why it matters, what is no fault, what to do."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("id", required=False)
+def explain(id: str | None) -> int:
+    """Print the documentation of a finding id, or list all ids.
+
+    ID may be a glob (`pcie.*`).
+    """
+    import fnmatch
+
+    from agent.errors import LaggardError
+    from probes.registry import discover
+
+    probes = discover()
+    if id is None:
+        for item in probes:
+            click.echo(f"{item.id:<34} {item.title}")
+        return 0
+    chosen = [item for item in probes if fnmatch.fnmatchcase(item.id, id)]
+    if not chosen:
+        import difflib
+
+        near = difflib.get_close_matches(id, [item.id for item in probes], n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`laggard explain` lists all ids"
+        raise LaggardError(f"there is no finding called {id!r}", hint)
+    for position, item in enumerate(chosen):
+        if position:
+            click.echo()
+        click.echo(f"{item.id}\n{'=' * len(item.id)}\n")
+        click.echo(item.doc)
+        if item.limits:
+            click.echo("\nThresholds (change them in the configuration):")
+            for name, limit in item.limits.items():
+                click.echo(f"  {name} = {limit.default:g} {limit.unit}  ({limit.source})")
+        click.echo(f"\nReads: {', '.join(item.needs)}")
+    return 0

@@ -1,0 +1,189 @@
+"""A Host that keeps every answer, so that a run can be replayed byte for byte (``--raw``)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.host import CommandResult, Host, run_path
+from agent.tree import READ_LIMIT_BYTES, Entry, FileStat, Link, Refusal, TextTree
+
+T = TypeVar("T")
+
+
+class RecordingHost:
+    """Wraps a Host; ``tree`` is what a FixtureHost needs to give the same answers.
+
+    A second answer that differs from the first goes into the next epoch, which begins at ``sleep``.
+    """
+
+    def __init__(self, inner: Host) -> None:
+        self.inner = inner
+        self.tree = TextTree([{}])
+        self._put("/@euid", f"{inner.euid()}\n".encode())
+        self._put("/@time_ns", f"{inner.time_ns()}\n".encode())
+
+    def _put(self, path: str, entry: Entry) -> None:
+        epochs = self.tree.epochs
+        for entries in reversed(epochs):
+            if path in entries:
+                if entries[path] == entry:
+                    return
+                break
+        epochs[-1][path] = entry
+
+    def _note(self, path: str, ask: Callable[[], T], keep: Callable[[T], Entry | None]) -> T:
+        try:
+            answer = ask()
+        except OSError as error:
+            code = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
+            self._put(path, Refusal(code or errno.EIO))
+            raise
+        if (entry := keep(answer)) is not None:
+            self._put(path, entry)
+        return answer
+
+    def read_bytes(self, path: str, limit: int = READ_LIMIT_BYTES) -> bytes:
+        """See Host."""
+        return self._note(
+            self._place(path), lambda: self.inner.read_bytes(path, limit), lambda b: b
+        )
+
+    def read_text(self, path: str, limit: int = READ_LIMIT_BYTES) -> str:
+        """See Host."""
+        return self.read_bytes(path, limit).decode("utf-8", "replace").removesuffix("\n")
+
+    def _place(self, path: str) -> str:
+        """Where an answer is kept: behind all links, which are noted on the way."""
+        try:
+            real = self.inner.realpath(path)
+        except OSError:
+            return path
+        if real != path:
+            self._note_links(path)
+        return real
+
+    def _note_links(self, path: str) -> None:
+        at = ""
+        todo = [part for part in path.split("/") if part]
+        for _ in range(200):
+            if not todo:
+                return
+            part = todo.pop(0)
+            if part == "..":
+                at = at.rpartition("/")[0]
+                continue
+            try:
+                target = self.inner.readlink(f"{at}/{part}")
+            except OSError:
+                at = f"{at}/{part}"
+                continue
+            self._put(f"{at}/{part}", Link(target))
+            if target.startswith("/"):
+                at = ""
+            todo[:0] = [name for name in target.split("/") if name not in ("", ".")]
+
+    def read_kmsg(self, limit: int = 16 << 20) -> bytes:
+        """See Host."""
+        return self._note("/dev/kmsg", lambda: self.inner.read_kmsg(limit), lambda b: b)
+
+    def listdir(self, path: str) -> list[str]:
+        """See Host."""
+        place = self._place(path)
+        names = self._note(place, lambda: self.inner.listdir(path), lambda _: None)
+        self._put(f"{place.rstrip('/')}/", b"")
+        for name in names:
+            child = f"{place.rstrip('/')}/{name}"
+            try:
+                self._put(child, Link(self.inner.readlink(child)))
+            except OSError:
+                self._put(f"{child}/", b"") if self._is_directory(child) else self._reserve(child)
+        return names
+
+    def _is_directory(self, path: str) -> bool:
+        import stat
+
+        try:
+            return stat.S_ISDIR(self.inner.stat(path).mode)
+        except OSError:
+            return False
+
+    def _reserve(self, path: str) -> None:
+        """A name that was listed and never read: it exists, and its content was not asked for."""
+        if not any(path in entries for entries in self.tree.epochs):
+            self._put(path, Refusal(errno.ENODATA))
+
+    def readlink(self, path: str) -> str:
+        """See Host."""
+        parent, _, base = path.rpartition("/")
+        place = f"{self._place(parent or '/').rstrip('/')}/{base}"
+        return self._note(place, lambda: self.inner.readlink(path), Link)
+
+    def realpath(self, path: str) -> str:
+        """See Host."""
+        self._note_links(path)
+        return self.inner.realpath(path)
+
+    def stat(self, path: str) -> FileStat:
+        """See Host."""
+        import stat
+
+        place = self._place(path)
+
+        def keep(found: FileStat) -> Entry | None:
+            if stat.S_ISDIR(found.mode):
+                self._put(f"{place.rstrip('/')}/", b"")
+            else:
+                self._reserve(place)
+            return None
+
+        return self._note(place, lambda: self.inner.stat(path), keep)
+
+    def exists(self, path: str) -> bool:
+        """See Host."""
+        with contextlib.suppress(OSError):
+            self.stat(path)
+        return self.inner.exists(path)
+
+    def disk_bytes(self, path: str) -> tuple[int, int]:
+        """See Host."""
+        return self._note(
+            f"/@statvfs{path}",
+            lambda: self.inner.disk_bytes(path),
+            lambda found: f"{found[0]} {found[1]}\n".encode(),
+        )
+
+    def adjtimex(self) -> tuple[int, int, int]:
+        """See Host."""
+        return self._note(
+            "/@adjtimex",
+            self.inner.adjtimex,
+            lambda found: (" ".join(map(str, found)) + "\n").encode(),
+        )
+
+    def run(self, argv: tuple[str, ...], timeout_s: float) -> CommandResult:
+        """See Host."""
+        return self._note(
+            run_path(argv),
+            lambda: self.inner.run(argv, timeout_s),
+            lambda found: f"{found.returncode}\n".encode() + found.stdout,
+        )
+
+    def euid(self) -> int:
+        """See Host."""
+        return self.inner.euid()
+
+    def monotonic_ns(self) -> int:
+        """See Host."""
+        return self.inner.monotonic_ns()
+
+    def time_ns(self) -> int:
+        """See Host."""
+        return self.inner.time_ns()
+
+    def sleep(self, seconds: float) -> None:
+        """See Host; what is read from here on belongs to the next epoch."""
+        self.inner.sleep(seconds)
+        self.tree.epochs.append({})

@@ -1,0 +1,142 @@
+"""Snapshots on disk: writing, reading, and the errors a person sees when one can't be read."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import re
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.errors import LaggardError
+from probes.snapshot.node import SNAPSHOT_SCHEMA, NodeSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LIMIT_BYTES = 256 << 20
+_SCHEMA = re.compile(r"laggard\.snapshot/(\d+)(?:\.\d+)?\Z")
+
+
+class _Head(msgspec.Struct):
+    schema: str
+
+
+def encode_snapshot(snapshot: NodeSnapshot) -> bytes:
+    """Indented JSON with sorted keys, ending in a newline."""
+    data = msgspec.json.Encoder(order="sorted").encode(snapshot)
+    return msgspec.json.format(data, indent=1) + b"\n"
+
+
+def snapshot_digest(snapshot: NodeSnapshot) -> str:
+    """sha256 over the canonical form: equal for a live run and the replay of its file."""
+    data = msgspec.json.Encoder(order="sorted").encode(snapshot)
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def decode_snapshot(data: bytes, name: str) -> NodeSnapshot:
+    """Read a snapshot of this major version; fields of a newer minor version are ignored.
+
+    Raises LaggardError with the JSON path of what is wrong.
+    """
+    if data[:2] == b"\x1f\x8b":
+        data = _gunzip(data, name)
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LaggardError(
+            f"{name} is no snapshot: {error}",
+            f"expected JSON with schema {SNAPSHOT_SCHEMA}, as `laggard snapshot record` writes it",
+        ) from None
+    match = _SCHEMA.match(head.schema)
+    if not match or f"laggard.snapshot/{match[1]}" != SNAPSHOT_SCHEMA:
+        raise LaggardError(
+            f"{name} has schema {head.schema!r}; this laggard reads {SNAPSHOT_SCHEMA}",
+            "use the laggard version that wrote it, or record it again",
+        )
+    try:
+        return msgspec.json.decode(data, type=NodeSnapshot)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise LaggardError(
+            f"{name} is a malformed snapshot: {error}",
+            "the path behind `$` names the field; correct it or record the snapshot again",
+        ) from None
+
+
+def _gunzip(data: bytes, name: str) -> bytes:
+    try:
+        unpacker = zlib.decompressobj(wbits=31)
+        out = unpacker.decompress(data, _LIMIT_BYTES)
+        if unpacker.unconsumed_tail:
+            raise LaggardError(f"{name} unpacks to more than {_LIMIT_BYTES >> 20} MiB")
+        if not unpacker.eof:
+            raise LaggardError(f"{name} is cut short: the gzip stream does not end")
+    except zlib.error as error:
+        raise LaggardError(f"{name} can't be unpacked: {error}") from None
+    return out
+
+
+def read_snapshot(path: str) -> NodeSnapshot:
+    """Read a snapshot file, ``-`` for standard input."""
+    return decode_snapshot(read_input(path), path)
+
+
+def read_input(path: str) -> bytes:
+    """The bytes of a file or of standard input, bounded."""
+    if path == "-":
+        import sys
+
+        data = sys.stdin.buffer.read(_LIMIT_BYTES + 1)
+    else:
+        try:
+            with Path(path).open("rb") as file:
+                data = file.read(_LIMIT_BYTES + 1)
+        except OSError as error:
+            raise LaggardError(f"reading {path}: {error.strerror}") from None
+    if len(data) > _LIMIT_BYTES:
+        raise LaggardError(f"{path} is larger than {_LIMIT_BYTES >> 20} MiB")
+    return data
+
+
+def write_output(path: str, data: bytes) -> None:
+    """Write a file whole or not at all (temporary file, then rename); ``-`` is stdout."""
+    if path == "-":
+        import sys
+
+        sys.stdout.buffer.write(data)
+        return
+    target = Path(path)
+    if target.exists() and not target.is_file():  # /dev/stdout, a FIFO: nothing to rename over
+        _refuse(lambda: target.write_bytes(data), path)
+        return
+    temporary = target.with_name(f".{target.name}.{_unique()}.tmp")
+
+    def write() -> None:
+        try:
+            temporary.write_bytes(data)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    _refuse(write, path)
+
+
+def compress(data: bytes) -> bytes:
+    """Gzip without a time stamp, so that equal snapshots give equal files."""
+    return gzip.compress(data, mtime=0)
+
+
+def _unique() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _refuse(write: Callable[[], object], path: str) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise LaggardError(f"writing {path}: {error.strerror}") from None
