@@ -42,6 +42,33 @@ class Node:
         """The node itself."""
         return Component(type="host", host=self.host)
 
+    # --- the last run ---
+
+    @cached_property
+    def _last_counters(self) -> dict[tuple[str, str], dict[str, int]]:
+        """Counters of the last run by kind and key; empty unless boot and driver are the same."""
+        last, nvml = self.snapshot.baseline, self.snapshot.nvml
+        if last is None or last.boot_id != self.snapshot.boot_id:
+            return {}
+        if nvml is not None and last.driver_version != nvml.driver_version:
+            return {(s.kind, s.key): s.counters for s in last.sets if s.kind != "gpu"}
+        return {(s.kind, s.key): s.counters for s in last.sets}
+
+    def since_last_run(
+        self, kind: str, key: str | None, counter: str, now: int | None
+    ) -> tuple[int, int] | None:
+        """``(difference, nanoseconds)`` of a counter since the last run on this node.
+
+        None without a valid last run, or when the counter went backwards (it was reset).
+        """
+        if key is None or now is None or self.snapshot.baseline is None:
+            return None
+        before = self._last_counters.get((kind, key), {}).get(counter)
+        elapsed_ns = self.snapshot.taken_at_ns - self.snapshot.baseline.at_ns
+        if before is None or now < before or elapsed_ns <= 0:
+            return None
+        return now - before, elapsed_ns
+
     # --- GPUs ---
 
     @cached_property
