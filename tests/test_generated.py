@@ -28,7 +28,8 @@ def test_files_are_current(generated: dict[str, str]) -> None:
 def test_the_man_page_renders(generated: dict[str, str]) -> None:
     done = subprocess.run(
         ["man", "--warnings", "-l", str(ROOT / "docs/man/laggard.1")],
-        capture_output=True, text=True, env={"MANWIDTH": "80", "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
+        capture_output=True, text=True,
+        env={"MANWIDTH": "80", "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"},
     )  # fmt: skip
     assert done.returncode == 0
     assert "troff" not in done.stderr

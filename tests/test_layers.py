@@ -1,4 +1,4 @@
-"""Who may import whom (DESIGN): probes <- collectives <- agent, and one importer per heavy module."""
+"""Who may import whom: probes <- collectives <- agent; heavy modules have one importer each."""
 
 import ast
 import subprocess
@@ -45,7 +45,9 @@ def test_probes_are_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules("probes"), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_probes_open_nothing_and_print_nothing(path: Path) -> None:
-    names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+    names = {
+        node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)
+    }
     assert names & {"open", "print", "input", "exec", "eval", "__import__"} == set()
 
 

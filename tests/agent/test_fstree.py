@@ -80,7 +80,9 @@ def test_link_loops_end() -> None:
     assert caught.value.errno == errno.ELOOP
 
 
-names = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters=".:-_"), min_size=1)
+names = st.text(
+    st.characters(codec="ascii", categories=("L", "N"), include_characters=".:-_"), min_size=1
+)
 paths = st.lists(names.filter(lambda n: n not in (".", "..")), min_size=1, max_size=3).map(
     lambda parts: "/" + "/".join(parts)
 )

@@ -88,7 +88,10 @@ def test_a_folder_called_agent_does_not_take_over(
 
 
 def test_what_pythonpath_hands_over_stays_reachable(installed: Path, hostile: Path) -> None:
-    program = "import laggard; laggard._pin(); import sitewide_torch_stand_in, agent; print(agent.__file__)"
+    program = (
+        "import laggard; laggard._pin(); import sitewide_torch_stand_in, agent; "
+        "print(agent.__file__)"
+    )
     python = installed / "bin" / "python"
     done = run(python, "-c", program, cwd=hostile, PYTHONPATH=str(hostile))
     assert str(installed) in done.stdout, done.stderr
