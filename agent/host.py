@@ -56,6 +56,9 @@ class Host(Protocol):
     def exists(self, path: str) -> bool:
         """Whether the path can be reached; a path that is refused counts as there."""
 
+    def access(self, path: str) -> None:
+        """Raise OSError if reading and writing the path would be refused (access(2), no open)."""
+
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """Size and free bytes of the file system that holds ``path`` (statvfs)."""
 
@@ -142,6 +145,12 @@ class LiveHost(_TreeHost):
             os.close(handle)
         return b"".join(parts)
 
+    def access(self, path: str) -> None:
+        """See Host."""
+        from agent.access import check_access
+
+        check_access((self.root.rstrip("/")) + self.tree.realpath(path))
+
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """See Host."""
         found = os.statvfs(self.tree.root + path if isinstance(self.tree, DiskTree) else path)
@@ -198,7 +207,8 @@ class FixtureHost(_TreeHost):
 
     Time stands still but for ``sleep``, which moves both clocks and, in a text tree, on to the next
     reading. Special files stand under ``/@``: ``/@run/ARGV`` (exit code line, then the output),
-    ``/@statvfs/PATH`` (size and free bytes), ``/@adjtimex``, ``/@euid``, ``/@time_ns``.
+    ``/@statvfs/PATH`` (size and free bytes), ``/@access/PATH`` (anything, or a refusal),
+    ``/@adjtimex``, ``/@euid``, ``/@time_ns``.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -215,6 +225,10 @@ class FixtureHost(_TreeHost):
     def read_kmsg(self, limit: int = 16 << 20) -> bytes:
         """See Host."""
         return self.read_bytes("/dev/kmsg", limit)
+
+    def access(self, path: str) -> None:
+        """See Host."""
+        self.read_bytes("/@access" + posixpath.normpath(path))
 
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """See Host."""

@@ -147,6 +147,10 @@ class RecordingHost:
             self.stat(path)
         return self.inner.exists(path)
 
+    def access(self, path: str) -> None:
+        """See Host."""
+        self._note(f"/@access{path}", lambda: self.inner.access(path), lambda _: b"ok\n")
+
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """See Host."""
         return self._note(
