@@ -1,0 +1,1 @@
+"""The rules for one node; every Probe value in these modules is found by `registry.discover`."""
