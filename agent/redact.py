@@ -70,7 +70,7 @@ class Redactor:
     def _walk(self, value: Any, field: str) -> Any:
         if isinstance(value, dict):
             return {key: self._walk(item, key) for key, item in value.items()}
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [self._walk(item, field) for item in value]
         if not isinstance(value, str) or not value:
             return value

@@ -131,7 +131,7 @@ def _flatten(value: Any, path: str) -> Iterator[tuple[str, object]]:
                     yield from _flatten(item[-1], path)
                 continue
             yield from _flatten(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         name = path.rpartition(".")[2]
         for position, item in enumerate(value):
             yield from _flatten(item, f"{path}[{_identity(name, item, position)}]")

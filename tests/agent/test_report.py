@@ -51,7 +51,7 @@ CHECKED
 
 WHAT I COULD NOT SEE, AND HOW TO LET ME
   pci        acs_control: denied (config: only 64 bytes); run as root
-"""  # noqa: E501
+"""
 
 
 def test_page_in_a_pipe() -> None:
