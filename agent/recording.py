@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import posixpath
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -151,10 +152,18 @@ class RecordingHost:
         """See Host."""
         self._note(f"/@access{path}", lambda: self.inner.access(path), lambda _: b"ok\n")
 
+    def access(self, path: str) -> None:
+        """See Host."""
+        self._note(
+            "/@access" + posixpath.normpath(path),
+            lambda: self.inner.access(path),
+            lambda _: b"\n",
+        )
+
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """See Host."""
         return self._note(
-            f"/@statvfs{path}",
+            "/@statvfs" + posixpath.normpath(path),
             lambda: self.inner.disk_bytes(path),
             lambda found: f"{found[0]} {found[1]}\n".encode(),
         )

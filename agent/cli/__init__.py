@@ -23,7 +23,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "agent.cli.check",
         "Is this node fit? Clocks, power, heat, PCIe, memory, links, host.",
     ),
+    "snapshot": ("agent.cli.snapshot", "Record, show, diff and redact what a run reads."),
+    "explain": ("agent.cli.explain", "What a finding means, why it matters, what to do."),
+    "doctor": ("agent.cli.doctor", "What can laggard read here, and how to let it read the rest?"),
+    "schema": ("agent.cli.schema", "The JSON Schema of a report or a snapshot."),
 }
+
+# What a person is in when they call, and the command for it.
+SITUATIONS = """\
+A node is suspect          laggard check
+From cron                  laggard check --quiet --on-change --splay 60
+A job hangs right now      laggard check, on each of its nodes: a lost GPU, a process stuck in the
+                           driver, a port that is down; then, for each rank's process,
+                           py-spy dump --nonblocking --pid PID
+A replica is slow          laggard snapshot record -o HOST.json, under load, on the slow node and on
+                           a good one; then laggard snapshot diff good.json slow.json
+A ticket came with files   laggard check --from FILE, for what `laggard snapshot record` wrote
+
+laggard --help lists the commands, laggard doctor says what can be read here."""
 
 
 class LazyGroup(click.Group):
@@ -58,7 +75,7 @@ class LazyGroup(click.Group):
 def main(ctx: click.Context) -> None:
     """Find the slow GPU, the hung rank and the bad link, with proof."""
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        click.echo(SITUATIONS)
 
 
 def run(argv: Sequence[str]) -> int:

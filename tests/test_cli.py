@@ -1,0 +1,78 @@
+import subprocess
+import sys
+
+import click
+import pytest
+
+from agent.cli import COMMANDS, main, run
+from agent.errors import LaggardError
+
+
+def test_bare_laggard_names_the_five_situations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line[:26].rstrip() for line in lines if line[:1].isalpha()][:5]
+    assert heads == [
+        "A node is suspect",
+        "From cron",
+        "A job hangs right now",
+        "A replica is slow",
+        "A ticket came with files",
+    ]
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("argv", [["--nonsense"], ["nonsense"], ["explain", "--nonsense"]])
+def test_usage_errors_are_3_not_clicks_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(argv) == 3
+    assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"], ["explain", "--help"]])
+def test_help_is_0(argv: list[str]) -> None:
+    assert run(argv) == 0
+
+
+def test_every_command_of_the_table_imports_and_has_help() -> None:
+    context = click.Context(main)
+    for name in COMMANDS:
+        command = main.get_command(context, name)
+        assert command is not None and command.help, name
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (LaggardError("reading X: no", "do Y"), "laggard: reading X: no\n  do Y\n"),
+        (KeyboardInterrupt(), "laggard: interrupted\n"),
+        (RuntimeError("boom"), "laggard: this is a bug in laggard"),
+    ],
+    ids=["ours", "ctrl-c", "crash"],
+)
+def test_failures_are_3(
+    error: BaseException,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main, "invoke", lambda _context: fail())
+    assert run(["explain"]) == 3
+    assert text in capsys.readouterr().err
+
+
+def test_a_closed_pipe_is_quiet() -> None:
+    program = f"{sys.executable} -m agent._launch explain | true"
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_explain_finds_globs_and_suggests(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "pcie.*"]) == 0
+    assert "pcie.width-trained-down\n=======" in capsys.readouterr().out
+    assert run(["explain", "pcie.width-traind-down"]) == 3
+    assert "did you mean pcie.width-trained-down" in capsys.readouterr().err
