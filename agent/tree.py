@@ -119,6 +119,8 @@ class DiskTree:
 
     def readlink(self, path: str) -> str:
         """See Tree."""
+        if not self.root:
+            return os.readlink(path)
         parent, name = posixpath.split(path)
         return os.readlink(posixpath.join(self._at(parent or "/"), name))
 
