@@ -150,10 +150,6 @@ class RecordingHost:
 
     def access(self, path: str) -> None:
         """See Host."""
-        self._note(f"/@access{path}", lambda: self.inner.access(path), lambda _: b"ok\n")
-
-    def access(self, path: str) -> None:
-        """See Host."""
         self._note(
             "/@access" + posixpath.normpath(path),
             lambda: self.inner.access(path),

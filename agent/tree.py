@@ -236,7 +236,9 @@ class TextTree:
 
 def _children(entries: dict[str, Entry]) -> dict[str, set[str]]:
     children: dict[str, set[str]] = {}
-    for path in entries:
+    for path, entry in entries.items():
+        if isinstance(entry, Refusal) and entry.errno == errno.ENOENT:
+            continue  # asked for and not there: nothing that a directory would list
         at = path
         while at not in ("/", ""):
             parent, name = posixpath.split(at)
