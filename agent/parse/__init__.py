@@ -1,0 +1,1 @@
+"""Pure parsers: text or bytes of one format in, records out."""
