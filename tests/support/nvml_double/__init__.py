@@ -48,7 +48,8 @@ Values:
 ``!CODE``             the call returns that code, by number or name (``!NO_PERMISSION``)
 ``~300ms VALUE``      the call takes so long first
 ``~hang``             never returns; ``~hang-hard`` ignores every signal but SIGKILL; ``~hang-d``
-                      shows state D in /proc, as a call stuck in the driver does
+                      also shows state D in /proc, as a call stuck in the driver does (it differs
+                      from the real thing in that SIGKILL ends it)
 ``?N: a : b``         ``a`` for the first N calls of a process, then ``b``
 ====================  ==============================================================================
 
@@ -68,7 +69,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SCENARIOS = HERE.parent.parent / "scenarios"
-SOURCES = ("nvml.c", "scenario.c", "scenario.h")
+SOURCES = ("nvml.c", "nvml_memory.c", "nvml_links.c", "scenario.c")
+HEADERS = ("nvml.h", "scenario.h")
 SONAME = "libnvidia-ml.so.1"
 
 # API(535) nvmlFoo(  and the getters made by a macro: UINT(535, Foo), PROCESSES(510, Foo, _v3)
@@ -91,7 +93,7 @@ def scenario_path(scenario: str | Path) -> Path:
 
 def exported_functions() -> dict[str, int]:
     """Every function of the double and the driver branch that first exports it."""
-    source = (HERE / "nvml.c").read_text()
+    source = "\n".join((HERE / name).read_text() for name in SOURCES)
     found = {name: int(since) for since, name in _EXPLICIT.findall(source)}
     for since, name, suffix in _BY_MACRO.findall(source):
         found[f"nvmlDeviceGet{name}{suffix}"] = int(since)
@@ -118,7 +120,7 @@ class Double:
             folder.mkdir(exist_ok=True)
             script = folder / "symbols.map"
             script.write_text("{ global: " + " ".join(f"{n};" for n in names) + " local: *; };\n")
-            objects = [str(self.workdir / f"{Path(s).stem}.o") for s in SOURCES if s[-1] == "c"]
+            objects = [str(self.workdir / f"{Path(name).stem}.o") for name in SOURCES]
             link = ["gcc", "-shared", f"-Wl,-soname,{SONAME}", f"-Wl,--version-script={script}"]
             _run([*link, "-o", str(folder / "linking"), *objects])
             (folder / "linking").rename(folder / SONAME)
@@ -138,14 +140,14 @@ class Double:
 
 def build(workdir: Path) -> Double:
     """Compile the double into ``workdir``, once per state of its source."""
-    digest = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in SOURCES)).hexdigest()
+    files = [HERE / name for name in SOURCES + HEADERS]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     target = workdir / digest[:16]
     if not target.exists():
         target.mkdir(parents=True)
         for name in SOURCES:
-            if name.endswith(".c"):
-                flags = ["-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Werror", "-c"]
-                _run(["gcc", *flags, str(HERE / name), "-o", str(target / f"{Path(name).stem}.o")])
+            flags = ["-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-c"]
+            _run(["gcc", *flags, str(HERE / name), "-o", str(target / f"{Path(name).stem}.o")])
     return Double(target)
 
 

@@ -206,15 +206,14 @@ static __thread struct {
 
 static void hang(const char *how) {
     log_call(current.d, current.function, current.argc, current.argv, -1);
-    if (!strcmp(how, "-hard")) { /* only SIGKILL ends it */
+    if (*how) { /* -hard, -d: only SIGKILL ends it */
         sigset_t all;
         sigfillset(&all);
         sigprocmask(SIG_BLOCK, &all, NULL);
-    } else if (!strcmp(how, "-d")) { /* a vfork parent is in state D, as in a driver's lock */
-        if (vfork() == 0) {
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-            for (;;) pause();
-        }
+    }
+    if (!strcmp(how, "-d") && vfork() == 0) { /* a vfork parent is in state D */
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
     }
     for (;;) sleep_seconds(3600);
 }
