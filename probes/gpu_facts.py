@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from probes.finding import Basis, Evidence, Expectation, Scalar
+from probes.finding import (
+    Action,
+    Basis,
+    Confidence,
+    Evidence,
+    Expectation,
+    FaultClass,
+    Finding,
+    JobImpact,
+    Remedy,
+    Scalar,
+    Severity,
+)
+from probes.registry import NotApplicable, Unread
 from probes.snapshot.gpu import Gpu
 from probes.view import REASON_GPU_IDLE, Node
 
 # Below this share of kernel time a driver may lower clocks because little runs.
 LOADED_PERCENT = 50
 VGPU_GUEST = 2  # NVML_GPU_VIRTUALIZATION_MODE_VGPU
+
+
+RESET_LATER = Remedy(
+    action=Action.RESET_GPU,
+    text="Let the job end, then reset the GPU (`nvidia-smi --gpu-reset`) or reboot.",
+    disruptive=True,
+)
+REPLACE = Remedy(
+    action=Action.REPLACE,
+    text="Drain the node, run NVIDIA's field diagnostic, have the board replaced.",
+    disruptive=True,
+)
 
 
 def called(gpu: Gpu) -> str:
@@ -51,6 +77,35 @@ def shown(
     )
 
 
+def gpu_finding(
+    node: Node,
+    gpu: Gpu,
+    id: str,
+    summary: str,
+    *,
+    severity: Severity,
+    impact: JobImpact,
+    evidence: Iterable[Evidence],
+    remedy: Remedy,
+    confidence: Confidence = Confidence.PROVEN,
+    fault_class: FaultClass = FaultClass.HARDWARE,
+    explains: tuple[str, ...] = (),
+) -> Finding:
+    """A finding about one GPU; the summary continues its name."""
+    return Finding(
+        id=id,
+        severity=severity,
+        confidence=confidence,
+        fault_class=fault_class,
+        job_impact=impact,
+        component=node.gpu_component(gpu),
+        summary=f"{called(gpu)} {summary}",
+        evidence=tuple(evidence),
+        explains=explains,
+        remedy=remedy,
+    )
+
+
 def not_for_vgpu(gpu: Gpu) -> str | None:
     """Why a board-level reading does not apply, where the GPU is a vGPU guest's slice."""
     if gpu.virtualization_mode == VGPU_GUEST:
@@ -58,9 +113,19 @@ def not_for_vgpu(gpu: Gpu) -> str | None:
     return None
 
 
+def no_ecc(gpu: Gpu) -> str | None:
+    """Why ECC counters mean nothing on this GPU."""
+    return "ECC is off or not on this part" if gpu.ecc_mode is False else not_for_vgpu(gpu)
+
+
 def is_mig(gpu: Gpu) -> bool:
     """MIG is on: the parent's utilisation, row remapping and NVLink are not to be had."""
     return gpu.mig_mode is True
+
+
+def missing(gpu: Gpu, field: str, why: str | None) -> NotApplicable | Unread:
+    """A reading that is not there: not applicable where ``why`` says so, else unread."""
+    return NotApplicable(why) if why else Unread("nvml", field, gpu.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ ReadingT = TypeVar("ReadingT")
 REASON_GPU_IDLE = 0x1
 REASON_SW_POWER_CAP = 0x4
 
+LAST_RUN_MAX_NS = 24 * 3600 * 10**9
+
 
 class Node:
     """A read-only view of one snapshot; everything on it is derived once and kept."""
@@ -59,13 +61,14 @@ class Node:
     ) -> tuple[int, int] | None:
         """``(difference, nanoseconds)`` of a counter since the last run on this node.
 
-        None without a valid last run, or when the counter went backwards (it was reset).
+        None without a valid last run within a day (an older one says nothing about now), or when
+        the counter went backwards (it was reset).
         """
         if key is None or now is None or self.snapshot.baseline is None:
             return None
         before = self._last_counters.get((kind, key), {}).get(counter)
         elapsed_ns = self.snapshot.taken_at_ns - self.snapshot.baseline.at_ns
-        if before is None or now < before or elapsed_ns <= 0:
+        if before is None or now < before or not 0 < elapsed_ns <= LAST_RUN_MAX_NS:
             return None
         return now - before, elapsed_ns
 
