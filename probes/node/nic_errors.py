@@ -223,7 +223,7 @@ def _counters_of_losses(port: NicPort) -> tuple[str, ...]:
 def _as_losses(growth: Growth) -> Growth:
     if growth.counter != "carrier_changes":
         return growth
-    return Growth(growth.counter, (growth.count + 1) // 2, growth.seconds, growth.since)
+    return Growth(growth.counter, growth.count // 2, growth.seconds, growth.since)
 
 
 @probe(
