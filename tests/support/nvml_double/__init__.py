@@ -151,6 +151,14 @@ def build(workdir: Path) -> Double:
     return Double(target)
 
 
+def environment(scenario: str | Path, workdir: Path) -> dict[str, str]:
+    """``build`` and ``environ`` in one, for a caller that is no test."""
+    reason = why_unavailable()
+    if reason is not None:
+        raise RuntimeError(reason)
+    return build(workdir).environ(scenario)
+
+
 def calls(log: Path) -> list[str]:
     """The lines of a call log; none when nothing was called."""
     return log.read_text().splitlines() if log.exists() else []

@@ -268,6 +268,7 @@ UINT(0, PersistenceMode)
 UINT(0, ComputeMode)
 UINT(0, DisplayActive)
 UINT(0, VirtualizationMode)
+PAIR(0, DriverModel)
 PAIR(0, EccMode)
 API(0) nvmlDeviceGetDisplayMode(H d, U *out) {
     return branch >= 590 ? DEPRECATED : get_uint(d, "DisplayMode", 0, NULL, out);

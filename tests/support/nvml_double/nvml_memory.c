@@ -12,6 +12,15 @@ PAIR(0, UtilizationRates)
 PAIR(0, EncoderUtilization)
 PAIR(0, DecoderUtilization)
 
+/* No samples since the time asked for: an idle process list, as far as callers can tell. */
+API(0) nvmlDeviceGetProcessUtilization(H d, void *samples, U *count, U64 since) {
+    answer a;
+    (void)samples, (void)since;
+    int code = get(d, "ProcessUtilization", 0, NULL, &a);
+    *count = 0;
+    return code == NOT_SUPPORTED ? NOT_FOUND : code;
+}
+
 /* MemoryInfo = total reserved used */
 API(0) nvmlDeviceGetMemoryInfo(H d, U64 *out) {
     answer a;
