@@ -20,11 +20,13 @@ class Growth:
     counter: str
     count: int
     seconds: float
-    since: str  # "the sample" | "the last run"
+    in_sample: bool  # else: since the last run
 
-    def per_hour(self) -> float:
-        """The rate over the whole window."""
-        return self.count * 3600 / self.seconds
+    @property
+    def window(self) -> str:
+        """The time in words."""
+        time = duration(self.seconds)
+        return f"in the sample of {time}" if self.in_sample else f"in {time} since the last run"
 
 
 def ports(node: Node) -> tuple[NicPort, ...]:
@@ -126,10 +128,10 @@ def growths(node: Node, port: NicPort, *counters: str) -> tuple[Growth, ...]:
         if before is not None and baseline is not None:
             seconds = (node.snapshot.taken_at_ns - baseline.at_ns) / 1e9
             if seconds > 0 and have[-1][1] >= before:
-                found.append(Growth(name, have[-1][1] - before, seconds, "the last run"))
+                found.append(Growth(name, have[-1][1] - before, seconds, False))
         seconds = (have[-1][0] - have[0][0]) / 1e9
         if seconds > 0 and have[-1][1] >= have[0][1]:
-            found.append(Growth(name, have[-1][1] - have[0][1], seconds, "the sample"))
+            found.append(Growth(name, have[-1][1] - have[0][1], seconds, True))
     return tuple(sorted(found, key=lambda growth: -growth.seconds))
 
 
@@ -192,7 +194,7 @@ def growth_evidence(
         source="sysfs",
         locator=path,
         observed=growth.count,
-        unit=f"{unit} in {duration(growth.seconds)} since {growth.since}",
+        unit=f"{unit} {growth.window}",
         expected=Expectation(value=limit, basis=basis),
         recheck=f"cat {path}; sleep 10; cat {path}",
     )

@@ -87,8 +87,11 @@ def _judge_memory(node: Node, gpu: Gpu, limit_gib: float) -> Statement:
     held = min(used)
     if gpu.memory_reserved_bytes is None:
         held -= int(_SMALL_FIRST_RESERVE * (gpu.memory_total_bytes or 0))
-    accounted = sum(process.used_memory_bytes or 0 for process in gpu.processes)
-    ghost = held - accounted
+    by_pid: dict[int, int] = {}  # one that computes and draws is listed twice, with the same size
+    for process in gpu.processes:
+        size = process.used_memory_bytes or 0
+        by_pid[process.pid] = max(size, by_pid.get(process.pid, 0))
+    ghost = held - sum(by_pid.values())
     if ghost < limit_gib * _GIB:
         busy = busy_throughout(gpu) and not gpu.processes
         return Clear(who, "busy, but NVML names no process: one out of sight" if busy else None)
@@ -103,8 +106,7 @@ def _judge_memory(node: Node, gpu: Gpu, limit_gib: float) -> Statement:
         )
     if section.unreadable:
         return Unread("processes", "nvidia_devices", None)
-    listed = {process.pid for process in gpu.processes}
-    holders = [process for process in _holders(node, gpu) if process.pid not in listed]
+    holders = [process for process in _holders(node, gpu) if process.pid not in by_pid]
     dead = [process for process in holders if _cannot_end(process)]
     named = dead or holders
     return Finding(

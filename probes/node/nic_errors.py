@@ -18,7 +18,6 @@ from probes.port_view import (
     Growth,
     cable_advice,
     component,
-    duration,
     each_port,
     growth_evidence,
     growths,
@@ -127,8 +126,7 @@ def _judge_errors(node: Node, port: NicPort, limits: Limits) -> Statement | None
         fault_class=FaultClass.HARDWARE,
         job_impact=JobImpact.SLOWS,
         component=component(node, port),
-        summary=f"Port {port.key}: {worst.counter} grew by {worst.count} in "
-        f"{duration(worst.seconds)} since {worst.since}, "
+        summary=f"Port {port.key}: {worst.counter} grew by {worst.count} {worst.window}, "
         f"{_allowed(worst, limits):.0f} would be too many",
         evidence=tuple(
             growth_evidence(
@@ -185,7 +183,7 @@ def _judge_flaps(node: Node, port: NicPort, limits: Limits) -> Statement:
     worst: Growth | None = None
     for growth in grown:
         allowed = limits["flaps"] * max(1, growth.seconds / 3600 / limits["window_h"])
-        live = growth.since == "the sample"
+        live = growth.in_sample
         if growth.count >= (1 if live else allowed) and (worst is None or live):
             worst = growth
     if worst is None:
@@ -193,11 +191,11 @@ def _judge_flaps(node: Node, port: NicPort, limits: Limits) -> Statement:
         note = _at_ceiling(port, "link_downed")
         if once:
             note = (
-                f"lost its link {once.count} x in {duration(once.seconds)}: a cable swap or a "
-                "restart of the other end looks the same"
+                f"lost its link {once.count} x {once.window}: a cable swap or a restart of "
+                "the other end looks the same"
             )
         return Clear(who, note)
-    live = worst.since == "the sample"
+    live = worst.in_sample
     return Finding(
         id=flapping.id,
         severity=Severity.WARNING,
@@ -205,8 +203,7 @@ def _judge_flaps(node: Node, port: NicPort, limits: Limits) -> Statement:
         fault_class=FaultClass.HARDWARE,
         job_impact=JobImpact.BREAKS if live else JobImpact.SLOWS,
         component=who,
-        summary=f"Port {port.key} lost its link {worst.count} x in {duration(worst.seconds)} "
-        f"since {worst.since}, expected 0",
+        summary=f"Port {port.key} lost its link {worst.count} x {worst.window}, expected 0",
         evidence=(
             growth_evidence(port, worst, limit=0, basis=Basis.OWN_BASELINE, unit="link losses"),
         ),
@@ -223,7 +220,7 @@ def _counters_of_losses(port: NicPort) -> tuple[str, ...]:
 def _as_losses(growth: Growth) -> Growth:
     if growth.counter != "carrier_changes":
         return growth
-    return Growth(growth.counter, growth.count // 2, growth.seconds, growth.since)
+    return Growth(growth.counter, growth.count // 2, growth.seconds, growth.in_sample)
 
 
 @probe(
@@ -267,7 +264,7 @@ def _judge_loss(node: Node, port: NicPort, limits: Limits) -> Statement | None:
     grown = growths(node, port, "local_ack_timeout_err", "packet_seq_err", "out_of_sequence")
     if not grown:
         return _nothing_to_compare(port, "packet_seq_err")
-    sent = {growth.since: growth.count for growth in growths(node, port, "port_xmit_packets")}
+    sent = {growth.in_sample: growth.count for growth in growths(node, port, "port_xmit_packets")}
     bad: list[tuple[Growth, float]] = []
     reordered = False
     for growth in grown:
@@ -275,8 +272,8 @@ def _judge_loss(node: Node, port: NicPort, limits: Limits) -> Statement | None:
             allowed = max(
                 limits["timeouts_min"], limits["timeouts_per_hour"] * growth.seconds / 3600
             )
-        elif growth.counter == "packet_seq_err" and sent.get(growth.since):
-            allowed = max(limits["lost_min"], limits["lost_fraction"] * sent[growth.since])
+        elif growth.counter == "packet_seq_err" and sent.get(growth.in_sample):
+            allowed = max(limits["lost_min"], limits["lost_fraction"] * sent[growth.in_sample])
         else:
             reordered = reordered or growth.count > 0
             continue
@@ -298,8 +295,8 @@ def _judge_loss(node: Node, port: NicPort, limits: Limits) -> Statement | None:
         fault_class=FaultClass.CANNOT_TELL,
         job_impact=JobImpact.SLOWS,
         component=who,
-        summary=f"Port {port.key}: {worst.counter} grew by {worst.count} in "
-        f"{duration(worst.seconds)} since {worst.since}, {most:.0f} would be too many: "
+        summary=f"Port {port.key}: {worst.counter} grew by {worst.count} {worst.window}, "
+        f"{most:.0f} would be too many: "
         "packets get lost on the path",
         evidence=proofs,
         remedy=Remedy(
