@@ -18,6 +18,7 @@ class PciReading(Record, frozen=True, kw_only=True):
     aer_nonfatal: dict[str, int] | None = None
     aer_fatal: dict[str, int] | None = None
     config_all_ones: bool | None = None  # the vendor id reads 0xffff: off the bus
+    link_status_all_ones: bool | None = None  # the width reads 63: off the bus, or about to be
 
 
 class PciDevice(Record, frozen=True, kw_only=True):
@@ -35,12 +36,13 @@ class PciDevice(Record, frozen=True, kw_only=True):
     numa_node: int | None = None  # None when the firmware names none (the kernel's -1)
     local_cpulist: str | None = None
     iommu_group: str | None = None
+    iommu_group_type: str | None = None  # identity (no translation), DMA, DMA-FQ
     physical_slot: str | None = None
     power_state: str | None = None
     is_virtual_function: bool = False
     max_link_speed_gts: float | None = None
     max_link_width_lanes: int | None = None
-    acs_control: int | None = None  # ACS control register, readable by root only
+    acs_control: int | None = None  # ACS control register of a switch's downstream port; root
     readings: tuple[PciReading, ...] = ()
 
     @property
@@ -58,6 +60,11 @@ class PciDevice(Record, frozen=True, kw_only=True):
         """Class 0x02 (network) or 0x0c06 (InfiniBand)."""
         code = (self.class_code or 0) >> 8
         return code >> 8 == 0x02 or code == 0x0C06
+
+    @property
+    def is_bridge(self) -> bool:
+        """Class 0x0604: a root port or a port of a switch."""
+        return (self.class_code or 0) >> 8 == 0x0604
 
 
 class PciSection(Record, frozen=True, kw_only=True):
