@@ -278,8 +278,8 @@ class _Collector:
                     GapReason.TIMEOUT,
                     "counters",
                     device=device,
-                    detail=f"{directory}: reading the ports took longer than "
-                    f"{_BUDGET_NS / 1e9:g} s, the rest was left out",
+                    detail=f"reading the ports took longer than {_BUDGET_NS / 1e9:g} s: "
+                    "the remaining counters were left out",
                 )
                 return
             path = f"{directory}/{name}"

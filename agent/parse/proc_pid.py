@@ -97,7 +97,7 @@ def parse_status(text: str) -> ProcStatus:
         name=values.get("Name"),
         state=values.get("State", "")[:1] or None,
         ppid=_number(values.get("PPid")),
-        uid=_number((values.get("Uid") or "").partition("\t")[0]),
+        uid=_number(next(iter(values.get("Uid", "").split()), None)),
         threads=_number(values.get("Threads")),
         nspids=tuple(
             pid for item in values.get("NSpid", "").split() if (pid := _number(item)) is not None
