@@ -174,10 +174,10 @@ def d_state(node: Node, limits: Limits) -> Statements:
     for longer than the limit, or that the kernel itself reports as a hung task, counts. Kernel
     threads sleep in D by design, and a parent waits in D while a vforked child starts.
 
-    A warning when the process holds a GPU (then a job stands still), else information. Proven with
-    the kernel's line, likely otherwise; the wait channel and stack name the place. What to do: see
-    the mount or device that it waits for; a hard NFS mount goes on by itself when the server is
-    back.
+    A warning with the kernel's line (then it is proven) or when the process holds a GPU (then a
+    job stands still); else information, and likely. The wait channel and the stack name the place.
+    What to do: see the mount or device that it waits for; a hard NFS mount goes on by itself when
+    the server is back.
     """
     looked_at = False
     for process in processes(node):
@@ -212,7 +212,7 @@ def _judge_elsewhere(node: Node, process: Process, limit_s: float) -> Statement:
     where = worst.place or "the kernel (where is hidden from this user)"
     return Finding(
         id=d_state.id,
-        severity=Severity.WARNING if holds_gpu else Severity.INFO,
+        severity=Severity.WARNING if holds_gpu or line else Severity.INFO,
         confidence=Confidence.PROVEN if line else Confidence.LIKELY,
         fault_class=FaultClass.SOFTWARE,
         job_impact=JobImpact.BREAKS if holds_gpu else JobImpact.NONE,
