@@ -123,6 +123,11 @@ def is_mig(gpu: Gpu) -> bool:
     return gpu.mig_mode is True
 
 
+def no_nvlink(gpu: Gpu) -> str | None:
+    """Why the GPU's NVLinks are not judged."""
+    return "MIG: NVLink is off between slices" if is_mig(gpu) else not_for_vgpu(gpu)
+
+
 def missing(gpu: Gpu, field: str, why: str | None) -> NotApplicable | Unread:
     """A reading that is not there: not applicable where ``why`` says so, else unread."""
     return NotApplicable(why) if why else Unread("nvml", field, gpu.key)

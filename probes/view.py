@@ -56,6 +56,10 @@ class Node:
             return {(s.kind, s.key): s.counters for s in last.sets if s.kind != "gpu"}
         return {(s.kind, s.key): s.counters for s in last.sets}
 
+    def has_last_run(self, kind: str, key: str | None) -> bool:
+        """Whether the last run on this node left counters of the component."""
+        return (kind, key) in self._last_counters
+
     def since_last_run(
         self, kind: str, key: str | None, counter: str, now: int | None
     ) -> tuple[int, int] | None:
