@@ -202,13 +202,18 @@ def run_path(argv: tuple[str, ...]) -> str:
     return "/@run/" + urllib.parse.quote(" ".join(argv), safe="")
 
 
+def statvfs_path(path: str) -> str:
+    """Where the size of the file system at ``path`` stands in a text tree; ``@`` is the root's."""
+    return "/@statvfs" + (posixpath.normpath(path) if path != "/" else "/@")
+
+
 class FixtureHost(_TreeHost):
     """A machine that is not here: a copied root directory, or the text form of ``agent.fstree``.
 
     Time stands still but for ``sleep``, which moves both clocks and, in a text tree, on to the next
     reading. Special files stand under ``/@``: ``/@run/ARGV`` (exit code line, then the output),
-    ``/@statvfs/PATH`` (size and free bytes), ``/@access/PATH`` (anything, or a refusal),
-    ``/@adjtimex``, ``/@euid``, ``/@time_ns``.
+    ``/@statvfs/PATH`` (size and free bytes; ``/@statvfs/@`` for the root), ``/@access/PATH``
+    (anything, or a refusal), ``/@adjtimex``, ``/@euid``, ``/@time_ns``.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -232,7 +237,7 @@ class FixtureHost(_TreeHost):
 
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """See Host."""
-        size, free = self.read_text("/@statvfs" + posixpath.normpath(path)).split()
+        size, free = self.read_text(statvfs_path(path)).split()
         return int(size), int(free)
 
     def adjtimex(self) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ import posixpath
 from collections.abc import Callable
 from typing import TypeVar
 
-from agent.host import CommandResult, Host, run_path
+from agent.host import CommandResult, Host, run_path, statvfs_path
 from agent.tree import READ_LIMIT_BYTES, Entry, FileStat, Link, Refusal, TextTree
 
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class RecordingHost:
     def disk_bytes(self, path: str) -> tuple[int, int]:
         """See Host."""
         return self._note(
-            "/@statvfs" + posixpath.normpath(path),
+            statvfs_path(path),
             lambda: self.inner.disk_bytes(path),
             lambda found: f"{found[0]} {found[1]}\n".encode(),
         )
