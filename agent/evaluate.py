@@ -28,11 +28,15 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What all probes said of one snapshot."""
+    """What all probes said of one snapshot.
+
+    ``hidden``: something that exists here and is required could not be read.
+    """
 
     results: tuple[ProbeResult, ...]
     findings: tuple[Finding, ...]
     health: Health
+    hidden: bool = False
 
 
 def evaluate(
@@ -45,18 +49,22 @@ def evaluate(
     node = Node(snapshot)
     results: list[ProbeResult] = []
     findings: list[Finding] = []
-    healths: list[Health] = []
+    any_hidden = False
     for item in probes:
         result, found, hidden = _run(item, node, policy)
         results.append(result)
         findings.extend(found)
-        if hidden or result.outcome is Outcome.ERROR:
-            healths.append(Health.UNKNOWN)
-        healths.extend(Health.of(finding.severity) for finding in found)
+        any_hidden = any_hidden or hidden or result.outcome is Outcome.ERROR
     results.extend(ProbeResult(id=id, outcome=Outcome.NOTSELECTED) for id in not_selected)
     results.sort(key=lambda result: result.id)
     findings.sort(key=_order)
-    return Evaluation(tuple(results), tuple(findings), worst(*healths))
+    return Evaluation(tuple(results), tuple(findings), health_of(findings, any_hidden), any_hidden)
+
+
+def health_of(findings: Iterable[Finding], hidden: bool) -> Health:
+    """The roll-up of findings and of whether a required reading stayed hidden."""
+    unknown = (Health.UNKNOWN,) if hidden else ()
+    return worst(*unknown, *(Health.of(finding.severity) for finding in findings))
 
 
 def _order(finding: Finding) -> tuple[int, int, str, str]:

@@ -1,0 +1,230 @@
+"""One run on a node: every source read once, again after the sample time, within the deadline."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agent import __version__
+from agent.collect.identity import Identity
+from agent.errors import LaggardError
+from agent.host import Host, LiveHost
+from agent.isolate import First, InProcess, Isolated, Reader, Readings, Second, bug
+from agent.recording import RecordingHost
+from probes.gap import Gap, GapReason, fold_gaps
+from probes.snapshot.gpu import NvmlSection
+from probes.snapshot.host import HostSection
+from probes.snapshot.kernel import KernelSection
+from probes.snapshot.nic import NicSection
+from probes.snapshot.node import SNAPSHOT_SCHEMA, NodeSnapshot
+from probes.snapshot.pci import PciSection
+from probes.snapshot.process import ProcessSection
+
+# Shares of the deadline.
+_FILES_SHARE = 0.6  # all files together, so that a driver that answers slowly still gets its turn
+_SECTION_SHARE = 0.3  # one section
+_KEPT_SHARE = 0.05  # what a section leaves for each one after it
+_NVML_END_SHARE = 0.95  # when the driver's turn is over
+_CALL_SHARE = 0.2  # one group of driver calls
+_SECOND_SHARE = 0.1  # the second readings of all files
+_SECOND_KEPT_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """``sample_s`` between the two readings, 0 for one reading; ``deadline_s`` for all of it."""
+
+    sample_s: float = 2.0
+    deadline_s: float = 20.0
+
+    def __post_init__(self) -> None:
+        """Refuse a sample that leaves no time to read."""
+        if self.sample_s > self.deadline_s * 0.75:
+            raise LaggardError(
+                f"two readings {self.sample_s:g} s apart don't fit into {self.deadline_s:g} s",
+                f"lower --sample, or raise --deadline to {self.sample_s / 0.75:.0f} or more",
+            )
+
+
+def _section(name: str, source: str, record: type) -> Reader:
+    def load() -> tuple[First, Second | None]:
+        module = importlib.import_module(f"agent.collect.{source}")
+        return module.collect, getattr(module, "resample", None)
+
+    return Reader(name=name, source=source, record=record, load=load)
+
+
+def _load_identity() -> tuple[First, None]:
+    from agent.collect.identity import read_identity
+
+    return lambda host: (read_identity(host), ()), None
+
+
+_IDENTITY = Reader(name="identity", source="host", record=Identity, load=_load_identity)
+# By the snapshot's field. The kernel log first: what it says of a GPU holds even if looking at
+# that GPU hangs.
+_FILES = (
+    _section("kernel", "kernel", KernelSection),
+    _section("pci", "pci", PciSection),
+    _section("nics", "nics", NicSection),
+    _section("processes", "processes", ProcessSection),
+    _section("host_facts", "host", HostSection),
+)
+
+
+def collect_node(host: Host, options: RunOptions = RunOptions()) -> NodeSnapshot:
+    """Read this node. Never raises for what the node does; the gaps say what could not be read.
+
+    Files are read in a child (see ``agent.isolate``), before the driver is touched.
+    """
+    readings = (
+        Isolated(host, (_IDENTITY, *_FILES)) if isinstance(host, LiveHost) else InProcess(host)
+    )
+    try:
+        return _Run(host, options, readings).collect()
+    finally:
+        readings.close()
+
+
+class _Run:
+    def __init__(self, host: Host, options: RunOptions, readings: Readings) -> None:
+        self.host = host
+        self.options = options
+        self.readings = readings
+        self.start_ns = host.monotonic_ns()
+        self.gaps: list[Gap] = []
+        self.sections: dict[str, Any] = {}
+
+    def _until_ns(self, share: float) -> int:
+        """When this share of the deadline has passed."""
+        return self.start_ns + int(share * self.options.deadline_s * 1e9)
+
+    def _seconds_until(self, moment_ns: int) -> float:
+        return max(0.0, (moment_ns - self.host.monotonic_ns()) / 1e9)
+
+    def collect(self) -> NodeSnapshot:
+        """Everything once, and what moves a second time."""
+        taken_at_ns = self.host.time_ns()
+        identity = self._identity()
+        self._first_of_files()
+        self._driver_and_second_readings()
+        return NodeSnapshot(
+            schema=SNAPSHOT_SCHEMA,
+            tool_version=__version__,
+            host=identity.host,
+            taken_at_ns=taken_at_ns,
+            boot_id=identity.boot_id,
+            kernel_release=identity.kernel_release,
+            uptime_s=identity.uptime_s,
+            virtualization=identity.virtualization,
+            container=identity.container,
+            privileged=identity.privileged,
+            sample_s=self.options.sample_s,
+            gaps=fold_gaps((*identity.gaps, *self.gaps)),
+            **self.sections,
+        )
+
+    # --- files ---
+
+    def _turn(self, after: int, until_ns: int, kept_share: float) -> float:
+        """Seconds for a section that ``after`` others wait behind: each of them gets its turn."""
+        kept = self.options.deadline_s * kept_share
+        left = self._seconds_until(until_ns) - after * kept
+        return max(kept, min(self.options.deadline_s * _SECTION_SHARE, left))
+
+    def _first(self, reader: Reader, after: int) -> Any:
+        turn = self._turn(after, self._until_ns(_FILES_SHARE), _KEPT_SHARE)
+        section, gaps = self.readings.first(reader, turn)
+        self.gaps += gaps
+        return section
+
+    def _identity(self) -> Identity:
+        identity = self._first(_IDENTITY, len(_FILES))
+        if isinstance(identity, Identity):
+            return identity
+        return Identity(
+            host=os.uname().nodename,
+            boot_id=None,
+            kernel_release=None,
+            uptime_s=None,
+            virtualization=None,
+            container=None,
+            privileged=self.host.euid() == 0,
+            gaps=(),
+        )
+
+    def _first_of_files(self) -> None:
+        for position, reader in enumerate(_FILES):
+            self.sections[reader.name] = self._first(reader, len(_FILES) - 1 - position)
+
+    def _second_of_files(self) -> None:
+        until_ns = min(
+            self.host.monotonic_ns() + int(_SECOND_SHARE * self.options.deadline_s * 1e9),
+            self._until_ns(_NVML_END_SHARE),
+        )
+        moving = [reader for reader in _FILES if self.sections[reader.name] is not None]
+        for position, reader in enumerate(moving):
+            turn = self._turn(len(moving) - 1 - position, until_ns, _SECOND_KEPT_SHARE)
+            section = self.sections[reader.name]
+            self.sections[reader.name], gaps = self.readings.second(reader, section, turn)
+            self.gaps += gaps
+
+    # --- the driver, and the time between two readings ---
+
+    def _driver_and_second_readings(self) -> None:
+        began_ns = self.host.monotonic_ns()
+        if not _is_live(self.host):
+            self.sections["nvml"] = None
+            self.gaps.append(
+                Gap(
+                    source="nvml",
+                    reason=GapReason.NOT_COLLECTED,
+                    detail="files were read, and no driver stands behind them",
+                )
+            )
+            if self.options.sample_s:
+                self._wait(began_ns)
+                self._second_of_files()
+            return
+        from agent.collect.nvml import NvmlCollector
+
+        with NvmlCollector(
+            self.host,
+            until_ns=self._until_ns(_NVML_END_SHARE),
+            call_deadline_s=self.options.deadline_s * _CALL_SHARE,
+        ) as collector:
+            nvml = self._nvml(collector.first, None)
+            if self.options.sample_s:
+                self._wait(began_ns)
+                self._second_of_files()
+                if nvml is not None and nvml.gpus:
+                    nvml = self._nvml(lambda: collector.second(nvml), nvml)
+        self.sections["nvml"] = nvml
+
+    def _wait(self, began_ns: int) -> None:
+        """Until the second readings are due, counted from the start of the driver's first one.
+
+        Both readings go through the GPUs in the same order, so each GPU's two are as far apart.
+        """
+        due_ns = began_ns + int(self.options.sample_s * 1e9)
+        latest_ns = self._until_ns(_NVML_END_SHARE - _SECOND_SHARE)
+        self.host.sleep(self._seconds_until(min(due_ns, latest_ns)))
+
+    def _nvml(
+        self,
+        read: Callable[[], tuple[NvmlSection | None, tuple[Gap, ...]]],
+        before: NvmlSection | None,
+    ) -> NvmlSection | None:
+        try:
+            section, gaps = read()
+        except Exception as error:
+            section, gaps = before, (bug("nvml", error, again=before is not None),)
+        self.gaps += gaps
+        return section
+
+
+def _is_live(host: Host) -> bool:
+    return isinstance(host.inner if isinstance(host, RecordingHost) else host, LiveHost)

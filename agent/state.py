@@ -1,0 +1,75 @@
+"""The directory in which laggard keeps what it knows from run to run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from agent.errors import LaggardError
+from agent.snapshot_file import write_output
+
+T = TypeVar("T")
+
+
+def state_directory() -> Path:
+    """STATE_DIRECTORY (systemd sets it), else XDG_STATE_HOME when set, else by user.
+
+    A directory of the user's may be shared by many nodes (a home on NFS), and what one node's last
+    run saw says nothing of another: there each node has a folder of its own.
+    """
+    if given := _absolute(os.environ.get("STATE_DIRECTORY", "").split(":")[0]):
+        return given
+    if given := _absolute(os.environ.get("XDG_STATE_HOME", "")):
+        return given / "laggard" / os.uname().nodename
+    if os.geteuid() == 0:
+        return Path("/var/lib/laggard")
+    home = _absolute(os.path.expanduser("~")) or Path("/nonexistent")
+    return home / ".local/state/laggard" / os.uname().nodename
+
+
+def _absolute(text: str) -> Path | None:
+    """The XDG specification: a path that is not absolute is to be ignored."""
+    return Path(text) if text.startswith("/") else None
+
+
+class State:
+    """Files of one directory. A state that can't be used is a problem to tell, never a failure.
+
+    ``directory`` None keeps nothing.
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
+        self.problems: list[str] = []
+
+    def read(self, name: str, type: type[T]) -> T | None:
+        """What was kept under a name; None when nothing usable was."""
+        if self.directory is None:
+            return None
+        path = self.directory / name
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=type)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.problems.append(f"{path}: {error.strerror}; this run does without it")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self.problems.append(f"{path}: {error}; this run does without it")
+        return None
+
+    def write(self, name: str, value: object) -> bool:
+        """Keep a value, whole or not at all; False when that is not possible."""
+        if self.directory is None:
+            return False
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            data = msgspec.json.Encoder(order="sorted").encode(value)
+            write_output(str(self.directory / name), msgspec.json.format(data, indent=1) + b"\n")
+        except (OSError, LaggardError) as error:
+            said = error.message if isinstance(error, LaggardError) else str(error)
+            self.problems.append(f"{said}; nothing is kept for the next run (--no-state is quiet)")
+            return False
+        return True
