@@ -9,13 +9,19 @@ from agent.host import Host
 from agent.parse.cpuinfo import CpuInfoFile, parse_cpuinfo
 from agent.parse.cpulist import parse_cpulist
 from agent.parse.cpustat import parse_cpustat
-from agent.parse.keyvalue import parse_keyvalue
 from probes.gap import GapReason
 from probes.snapshot.host import CpuFacts, CpuPolicy, CpuReading, NumaNode, PackageThrottle
 
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
 _CPUINFO_LIMIT = 16 << 20  # about 1.6 KB a CPU
+_POLICY_FILES = (
+    "scaling_governor",
+    "scaling_min_freq",
+    "scaling_max_freq",
+    "cpuinfo_max_freq",
+    "base_frequency",
+)
 
 
 def read_cpu_facts(host: Host, info: CpuInfoFile, gaps: Gaps) -> CpuFacts:
@@ -26,7 +32,6 @@ def read_cpu_facts(host: Host, info: CpuInfoFile, gaps: Gaps) -> CpuFacts:
         online=online,
         model=info.model,
         sockets=len(packages) or None,
-        hypervisor_flag=info.hypervisor,
         numa_nodes=_numa_nodes(host, gaps),
         policies=_policies(host, gaps),
     )
@@ -37,7 +42,7 @@ def read_cpuinfo(host: Host, gaps: Gaps) -> CpuInfoFile:
     try:
         return parse_cpuinfo(host.read_text("/proc/cpuinfo", _CPUINFO_LIMIT))
     except OSError as error:
-        gaps.add_error(error, "model", "sockets", "hypervisor_flag", path="/proc/cpuinfo")
+        gaps.add_error(error, "model", "sockets", "mhz", path="/proc/cpuinfo")
         return CpuInfoFile((), None, None)
 
 
@@ -63,15 +68,11 @@ def _numa_nodes(host: Host, gaps: Gaps) -> tuple[NumaNode, ...]:
         if not name.startswith("node") or not name[4:].isdecimal():
             continue
         cpulist: str | None = None
-        total: int | None = None
         try:
             cpulist = host.read_text(f"{_NODE}/{name}/cpulist")
-            # "Node 0 MemTotal:  264000000 kB": the prefix keeps it from being a name and a number
-            text = host.read_text(f"{_NODE}/{name}/meminfo").replace(f"Node {name[4:]} ", "")
-            total = parse_keyvalue(text).get("MemTotal")
         except OSError as error:
-            gaps.add_error(error, "cpulist", "memory_total_bytes", device=name)
-        nodes.append(NumaNode(node=int(name[4:]), cpulist=cpulist, memory_total_bytes=total))
+            gaps.add_error(error, "cpulist", device=name)
+        nodes.append(NumaNode(node=int(name[4:]), cpulist=cpulist))
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 
@@ -86,25 +87,16 @@ def _policies(host: Host, gaps: Gaps) -> tuple[CpuPolicy, ...] | None:
         gaps.add_error(error, "policies", path=base)
         return None
     settings: dict[tuple[str | None, ...], list[int]] = {}
+    driver: str | None = None  # one for the machine
     for name in names:
         if not name.startswith("policy"):
             continue
         at = f"{base}/{name}"
+        driver = driver or _optional(host, f"{at}/scaling_driver")
         cpus = _optional(host, f"{at}/affected_cpus")
-        values = tuple(
-            _optional(host, f"{at}/{file}")
-            for file in (
-                "scaling_driver",
-                "scaling_governor",
-                "energy_performance_preference",
-                "scaling_min_freq",
-                "scaling_max_freq",
-                "cpuinfo_max_freq",
-                "base_frequency",
-            )
-        )
+        values = tuple(_optional(host, f"{at}/{file}") for file in _POLICY_FILES)
         numbers = [int(word) for word in (cpus or "").split() if word.isdecimal()]
-        if values[1] is None or not numbers:
+        if values[0] is None or not numbers:
             gaps.add(
                 GapReason.MALFORMED, "governor", device=name, detail=f"{at}: no governor or no CPUs"
             )
@@ -113,13 +105,12 @@ def _policies(host: Host, gaps: Gaps) -> tuple[CpuPolicy, ...] | None:
     return tuple(
         CpuPolicy(
             cpus=tuple(sorted(cpus)),
-            driver=values[0],
-            governor=values[1],
-            energy_performance_preference=values[2],
-            min_mhz=_mhz(values[3]),
-            max_mhz=_mhz(values[4]),
-            hardware_max_mhz=_mhz(values[5]),
-            base_mhz=_mhz(values[6]),
+            driver=driver,
+            governor=values[0],
+            min_mhz=_mhz(values[1]),
+            max_mhz=_mhz(values[2]),
+            hardware_max_mhz=_mhz(values[3]),
+            base_mhz=_mhz(values[4]),
         )
         for values, cpus in settings.items()
     )

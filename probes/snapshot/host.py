@@ -15,7 +15,6 @@ class CpuPolicy(Record, frozen=True, kw_only=True):
     cpus: tuple[int, ...]
     driver: str | None = None  # intel_pstate (active), intel_cpufreq (passive), amd-pstate-epp, …
     governor: str | None = None
-    energy_performance_preference: str | None = None
     min_mhz: int | None = None  # scaling_min_freq: what is allowed now
     max_mhz: int | None = None  # scaling_max_freq
     hardware_max_mhz: int | None = None  # cpuinfo_max_freq, boost included where the driver says it
@@ -45,7 +44,6 @@ class NumaNode(Record, frozen=True, kw_only=True):
 
     node: int
     cpulist: str | None = None
-    memory_total_bytes: int | None = None
 
 
 class CpuFacts(Record, frozen=True, kw_only=True):
@@ -54,7 +52,6 @@ class CpuFacts(Record, frozen=True, kw_only=True):
     online: tuple[int, ...] = ()
     model: str | None = None
     sockets: int | None = None
-    hypervisor_flag: bool | None = None  # x86 only
     numa_nodes: tuple[NumaNode, ...] = ()
     policies: tuple[CpuPolicy, ...] | None = None  # empty: no cpufreq here (most guests)
 

@@ -105,17 +105,15 @@ def test_a_whole_node_with_two_readings() -> None:
             online=(0, 1, 2, 3),
             model="Invented(R) Xeon(R) 8480",
             sockets=2,
-            hypervisor_flag=False,
             numa_nodes=(
-                NumaNode(node=0, cpulist="0-1", memory_total_bytes=528000000 * 1024),
-                NumaNode(node=1, cpulist="2-3"),
+                NumaNode(node=0, cpulist="0-1"),
+                NumaNode(node=1),
             ),
             policies=(
                 CpuPolicy(
                     cpus=(0, 1),
                     driver="intel_pstate",
                     governor="powersave",
-                    energy_performance_preference="balance_performance",
                     min_mhz=800,
                     max_mhz=3800,
                     hardware_max_mhz=3800,
@@ -203,9 +201,9 @@ def test_a_whole_node_with_two_readings() -> None:
             ),
         ),
     )
-    # no memory pressure in this kernel, one policy without governor, one NUMA node without meminfo
+    # no memory pressure in this kernel, one policy without governor, one NUMA node without CPU list
     assert [(gap.reason, gap.fields, gap.devices) for gap in gaps] == [
-        (GapReason.ABSENT, ("cpulist", "memory_total_bytes"), ("node1",)),
+        (GapReason.ABSENT, ("cpulist",), ("node1",)),
         (GapReason.MALFORMED, ("governor",), ("policy3",)),
         (GapReason.UNSUPPORTED, ("memory_pressure",), ()),
     ]
