@@ -1,73 +1,19 @@
-"""Modes that somebody set on a GPU: persistence, MIG, compute mode, confidential computing."""
+"""Modes that somebody set on a GPU: MIG, compute mode, confidential computing."""
 
 from __future__ import annotations
 
 from probes.finding import (
     Action,
-    Confidence,
     FaultClass,
-    Finding,
     JobImpact,
     Remedy,
     Severity,
 )
-from probes.gpu_facts import called, gpu_finding, is_mig, missing, not_for_vgpu, shown, smi
+from probes.gpu_facts import gpu_finding, is_mig, missing, not_for_vgpu, shown, smi
 from probes.registry import Clear, NotApplicable, Statements, probe
-from probes.snapshot.gpu import Gpu
 from probes.view import Node
 
 _COMPUTE_EXCLUSIVE_THREAD, _COMPUTE_PROHIBITED = 1, 2  # nvmlComputeMode_t
-
-
-@probe("gpu.persistence-off", needs=("nvml",))
-def persistence_off(node: Node) -> Statements:
-    """Persistence mode is off: the driver unloads the GPU's state when nobody uses it.
-
-    The first process after a pause waits seconds for the initialization, and settings such as
-    power limit and locked clocks are lost with the state.
-
-    No fault: it costs time at start only, never during a job. vGPU guests and containers can't
-    set it, and a display keeps the state loaded.
-
-    Sure: proven, a setting. Only info; off on all GPUs it is told once, of the host.
-
-    Do: enable nvidia-persistenced on the host.
-    """
-    off: list[Gpu] = []
-    for gpu in node.live_gpus:
-        why = not_for_vgpu(gpu)
-        if why or gpu.persistence_mode is None:
-            yield missing(gpu, "persistence_mode", why)
-        elif gpu.persistence_mode:
-            yield Clear(node.gpu_component(gpu))
-        elif gpu.display_active:
-            yield Clear(node.gpu_component(gpu), "a display keeps the driver's state loaded")
-        else:
-            off.append(gpu)
-    together = len(off) > 1 and len(off) == len(node.live_gpus)
-    for found in [off] if together else [[gpu] for gpu in off]:
-        yield Finding(
-            id="gpu.persistence-off",
-            severity=Severity.INFO,
-            confidence=Confidence.PROVEN,
-            fault_class=FaultClass.CONFIGURATION,
-            job_impact=JobImpact.NONE,
-            component=node.host_component() if together else node.gpu_component(found[0]),
-            summary=f"{f'All {len(found)} GPUs' if together else called(found[0])}: persistence "
-            "mode off, the first use after a pause takes seconds",
-            evidence=(
-                shown(
-                    "nvmlDeviceGetPersistenceMode",
-                    "off",
-                    "nvidia-smi --query-gpu=pci.bus_id,persistence_mode --format=csv",
-                ),
-            ),
-            remedy=Remedy(
-                action=Action.RECONFIGURE,
-                text="Enable nvidia-persistenced on the host.",
-                disruptive=False,
-            ),
-        )
 
 
 @probe("gpu.mig", needs=("nvml",))
