@@ -52,7 +52,7 @@ def has_link(port: NicPort) -> bool | None:
     if port.carrier is not None:
         return port.carrier
     state = state_of(port)
-    if state is None:
+    if state in (None, "unknown"):  # an interface whose driver does not tell
         return None
     return state in _WITH_LINK or state == "up"
 

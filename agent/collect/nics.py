@@ -40,6 +40,7 @@ _NETDEV = ("carrier_changes", "carrier_down_count")
 _NETDEV_STATISTICS = ("rx_packets", "rx_crc_errors", "rx_frame_errors")
 
 _PCI_DEVICE = re.compile(r"/([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?:/virtio\d+)?$")
+_SUBFUNCTION = "/mlx5_core.sf."  # on the auxiliary bus below its PCI function
 _REPRESENTOR = re.compile(r"(?:c\d+)?pf\d+(?:vf|sf)\d+")
 
 
@@ -128,14 +129,14 @@ class _Collector:
             pci=found[1] if found else None,
             driver=driver,
             pci_id="{}:{} {}:{}".format(*ids) if all(ids) else None,
-            is_virtual_function=self.host.exists(f"{base}/device/physfn"),
+            is_virtual_function=_SUBFUNCTION in real or self.host.exists(f"{base}/device/physfn"),
         )
 
     def _rdma_device(self, device: str) -> list[NicPort]:
         base = f"{_RDMA}/{device}"
-        if "/devices/virtual/" in self.host.realpath(base):
-            return []  # soft RoCE and soft iWARP ride on an interface that is listed itself
         try:
+            if "/devices/virtual/" in self.host.realpath(base):
+                return []  # soft RoCE and soft iWARP ride on an interface that is listed itself
             numbers = [int(name) for name in self.host.listdir(f"{base}/ports") if name.isdigit()]
         except OSError as error:
             self.gaps.add_error(error, "port", device=device, path=f"{base}/ports")

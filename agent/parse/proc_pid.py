@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _PF_KTHREAD = 0x00200000  # include/linux/sched.h
 _SIGKILL_BIT = 1 << 8  # signal 9 in a mask that begins with signal 1
@@ -15,9 +16,8 @@ _CONTAINER_ID = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _LXC = re.compile(r"/lxc(?:\.payload)?[./]([^/]+)")
 
 
-@dataclass(frozen=True, slots=True)
-class ProcStat:
-    """The parts of /proc/PID/stat that are used."""
+class ProcStat(NamedTuple):
+    """The parts of /proc/PID/stat that are used; a tuple, because every process costs one."""
 
     comm: str
     state: str

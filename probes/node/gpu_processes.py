@@ -222,6 +222,10 @@ def zombie_holder(node: Node) -> Statements:
         if not process.readings or process.readings[-1].state != "Z":
             continue
         size = counted.get(process.pid, 0) if section.host_pid_namespace else 0
+        if not size and process.nvidia_devices is None:
+            plain -= 1
+            yield Unread("processes", "nvidia_devices", process.key)
+            continue
         if not size and not process.nvidia_devices:
             continue
         plain -= 1

@@ -69,11 +69,13 @@ def _at_ceiling(port: NicPort, *names: str) -> str | None:
     return f"{', '.join(full)}: at the ceiling, further growth can't be seen (perfquery -R clears)"
 
 
-def _nothing_to_compare(port: NicPort, *names: str) -> Statement:
-    """Why a rate can't be had: the port has no such counter, or it was read once only."""
-    if any(last_counter(port, name) is not None for name in names):
-        return Unread("nics", "counters", port.key, GapReason.NOT_COLLECTED)
-    return Unread("nics", "counters", port.key)
+def _nothing_to_compare(node: Node, port: NicPort, *names: str) -> Statement:
+    """Why no growth can be had: refused, read once only, or the adapter has no such counter."""
+    if any(gap.covers("nics", "counters", port.key) for gap in node.snapshot.gaps):
+        return Unread("nics", "counters", port.key)
+    if port.readings and all(last_counter(port, name) is None for name in names):
+        return NotApplicable(f"{port.key}: the adapter has no such counters")
+    return Unread("nics", "counters", port.key, GapReason.NOT_COLLECTED)
 
 
 @probe(
@@ -111,7 +113,7 @@ def _judge_errors(node: Node, port: NicPort, limits: Limits) -> Statement | None
     names = (*_LINK_ERRORS, _RECOVERIES)
     grown = growths(node, port, *names)
     if not grown:
-        return _nothing_to_compare(port, *names)
+        return _nothing_to_compare(node, port, *names)
     bad: dict[str, Growth] = {}
     for growth in grown:
         if growth.count >= _allowed(growth, limits):
@@ -179,7 +181,7 @@ def _judge_flaps(node: Node, port: NicPort, limits: Limits) -> Statement:
     who = component(node, port)
     grown = [_as_losses(growth) for growth in growths(node, port, *_counters_of_losses(port))]
     if not grown:
-        return _nothing_to_compare(port, *_DOWNS)
+        return _nothing_to_compare(node, port, *_DOWNS)
     worst: Growth | None = None
     for growth in grown:
         allowed = limits["flaps"] * max(1, growth.seconds / 3600 / limits["window_h"])
@@ -259,11 +261,10 @@ def _judge_loss(node: Node, port: NicPort, limits: Limits) -> Statement | None:
     if port.port is None or not has_link(port):
         return None
     who = component(node, port)
-    if last_counter(port, "packet_seq_err") is None:
-        return NotApplicable(f"{port.key}: the adapter has no retransmission counters")
-    grown = growths(node, port, "local_ack_timeout_err", "packet_seq_err", "out_of_sequence")
+    names = ("local_ack_timeout_err", "packet_seq_err", "out_of_sequence")
+    grown = growths(node, port, *names)
     if not grown:
-        return _nothing_to_compare(port, "packet_seq_err")
+        return _nothing_to_compare(node, port, *names)
     sent = {growth.in_sample: growth.count for growth in growths(node, port, "port_xmit_packets")}
     bad: list[tuple[Growth, float]] = []
     reordered = False

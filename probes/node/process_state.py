@@ -97,8 +97,10 @@ def stuck_in_driver(node: Node, limits: Limits) -> Statements:
         elif process.nvidia_devices is None and _hides_where(process):
             looked_at = True
             yield Unread("processes", "wchan", process.key)
-    if not looked_at:
-        yield NotApplicable("no visible process holds a GPU")
+    section = node.snapshot.processes
+    if not looked_at and section is not None:
+        hidden = f" (the files of {section.unreadable} are hidden)" if section.unreadable else ""
+        yield NotApplicable(f"no visible process holds a GPU{hidden}")
 
 
 def _judge_driver(node: Node, process: Process, limit_s: float) -> Statement:

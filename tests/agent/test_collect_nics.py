@@ -217,6 +217,26 @@ def test_soft_roce_is_left_to_its_interface() -> None:
     assert nics.collect(host(tree)) == (NicSection(), ())
 
 
+def test_sub_and_virtual_functions() -> None:
+    parent = "/sys/devices/pci0000:16/0000:1a:00.0"
+    tree = f"""
+/sys/class/infiniband/mlx5_4 -> {parent}/mlx5_core.sf.2/infiniband/mlx5_4
+{parent}/mlx5_core.sf.2/infiniband/mlx5_4/device -> ../../../mlx5_core.sf.2
+{parent}/mlx5_core.sf.2/infiniband/mlx5_4/ports/1/state = 1: DOWN
+/sys/class/infiniband/mlx5_5 -> /sys/devices/pci0000:16/0000:1a:00.2/infiniband/mlx5_5
+/sys/devices/pci0000:16/0000:1a:00.2/infiniband/mlx5_5/device -> ../../../0000:1a:00.2
+/sys/devices/pci0000:16/0000:1a:00.2/infiniband/mlx5_5/ports/1/state = 1: DOWN
+/sys/devices/pci0000:16/0000:1a:00.2/physfn -> ../0000:1a:00.0
+{parent}/vendor = 0x15b3
+"""
+    section, _ = nics.collect(host(tree))
+    assert section is not None
+    assert [(p.key, p.pci, p.is_virtual_function) for p in section.ports] == [
+        ("mlx5_4/1", None, True),
+        ("mlx5_5/1", "0000:1a:00.2", True),
+    ]
+
+
 def test_two_ports_of_one_function() -> None:
     base = "/sys/class/infiniband/mlx4_0"
     tree = ""

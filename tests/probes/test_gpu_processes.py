@@ -218,6 +218,12 @@ def test_trap_37_zombie_child_of_a_notebook() -> None:
     )
 
 
+def test_zombie_of_another_user_is_unread() -> None:
+    hidden = process(800, "ZZ", threads=2, nvidia_devices=None)
+    done = run(zombie_holder, node(processes=procs(hidden, unreadable=1)))
+    assert (done.findings, done.results[0].outcome) == ((), Outcome.UNKNOWN)
+
+
 def test_container_pids_are_not_joined_with_nvmls() -> None:
     """Pid 61 in the container and NVML's 61 of the host are different processes."""
     inside = procs(process(61, "ZZ", threads=1), host_pid_namespace=False)

@@ -174,6 +174,11 @@ def test_unknown_state_is_unread() -> None:
     assert done.results[0].missing == ("state of mlx5_0/1: denied",)
 
 
+def test_interface_whose_driver_does_not_tell() -> None:
+    vague = ethernet(state="unknown", carrier=None)
+    assert run(port_down, nics(vague)).results[0].outcome is Outcome.UNKNOWN
+
+
 def test_no_adapter_is_not_applicable() -> None:
     done = run(port_down, nics())
     assert done.results[0].outcome is Outcome.NOTAPPLICABLE

@@ -15,6 +15,7 @@ from probes.finding import (
     Remedy,
     Severity,
 )
+from probes.gap import Gap, GapReason
 from probes.node.nic_errors import flapping, link_errors, retransmissions
 from probes.result import Outcome
 from tests.support.nics_processes import (
@@ -210,3 +211,13 @@ def test_out_of_order_alone_is_adaptive_routing() -> None:
 def test_adapter_without_these_counters() -> None:
     done = run(retransmissions, nics(port(0)))
     assert done.results[0].outcome is Outcome.NOTAPPLICABLE
+
+
+def test_refused_counters_are_unread_absent_ones_not_applicable() -> None:
+    bare = port(0, readings=(reading(0), reading(2)))
+    for rule in (link_errors, flapping, retransmissions):
+        assert run(rule, nics(bare)).results[0].outcome is Outcome.NOTAPPLICABLE
+        gap = Gap(
+            source="nics", reason=GapReason.TIMEOUT, fields=("counters",), devices=("mlx5_0/1",)
+        )
+        assert run(rule, nics(bare, gaps=(gap,))).results[0].outcome is Outcome.UNKNOWN
