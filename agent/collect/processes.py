@@ -55,14 +55,14 @@ class _Collector:
         except OSError as error:
             self.gaps.add_error(error, path="/proc", allow="mount /proc")
             return None, self.gaps.folded()
-        own = self._own_pid()
+        own = self._own_pids()
         scan_files = self._driver_may_be_loaded()
         scanned = unreadable = zombies = blocked = truncated = 0
         kthreadd = False
         found: list[Process] = []
         for pid in pids:
             stat = self._stat(pid)
-            if stat is None or own in (pid, stat.ppid):
+            if stat is None or pid in own or stat.ppid in own:
                 continue
             scanned += 1
             kthreadd = kthreadd or (pid == 2 and stat.comm == "kthreadd" and stat.ppid == 0)
@@ -230,13 +230,17 @@ class _Collector:
             self.host.exists(path) for path in ("/dev/nvidiactl", "/proc/driver/nvidia")
         )
 
-    def _own_pid(self) -> int | None:
-        """The pid of this very process, which holds GPU files through its own NVML child."""
+    def _own_pids(self) -> tuple[int, ...]:
+        """This process, and the one that forked it for the reading: both are laggard.
+
+        Their children are left out as well: laggard holds GPU files through its NVML child.
+        """
         try:
-            name = self.host.readlink("/proc/self")
-        except OSError:
-            return None
-        return int(name) if name.isdecimal() else None
+            own = int(self.host.readlink("/proc/self"))
+        except (OSError, ValueError):
+            return ()
+        stat = self._stat(own)
+        return (own, stat.ppid) if stat and stat.is_fork else (own,)
 
     def _host_namespace(self, kthreadd: bool) -> bool | None:
         """Whether this /proc shows every process of the machine.

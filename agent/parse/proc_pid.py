@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-_PF_KTHREAD = 0x00200000  # include/linux/sched.h
+# include/linux/sched.h
+_PF_FORKNOEXEC = 0x00000040
+_PF_KTHREAD = 0x00200000
 _SIGKILL_BIT = 1 << 8  # signal 9 in a mask that begins with signal 1
 _STACK_FRAMES = 12
 _FRAME = re.compile(
@@ -26,6 +28,7 @@ class ProcStat(NamedTuple):
     threads: int
     start_ticks: int | None
     is_kernel_thread: bool
+    is_fork: bool = False  # it runs its parent's program: forked, and no exec since
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def parse_stat(text: str) -> ProcStat:
     values = tail.split(None, 20)
     if not (opened and closed) or len(values) < 20 or not head.strip().isdigit():
         raise ValueError(f"no process status line: {text[:60]!r}")
+    flags = int(values[6])
     return ProcStat(
         comm=comm,
         state=values[0],
@@ -62,7 +66,8 @@ def parse_stat(text: str) -> ProcStat:
         cpu_ticks=int(values[11]) + int(values[12]),
         threads=int(values[17]),
         start_ticks=int(values[19]),
-        is_kernel_thread=bool(int(values[6]) & _PF_KTHREAD),
+        is_kernel_thread=bool(flags & _PF_KTHREAD),
+        is_fork=bool(flags & _PF_FORKNOEXEC),
     )
 
 

@@ -217,6 +217,27 @@ def test_itself_and_its_children_are_left_out() -> None:
     assert (section.scanned, section.processes) == (3, ())
 
 
+def test_the_process_that_forked_the_reader_is_left_out_too() -> None:
+    """A shell that started laggard, and the jobs that it started, are not."""
+    tree = (
+        HOST
+        + f"""
+/proc/self -> 601
+/proc/600/stat = {stat(600, "laggard", ppid=500)}
+/proc/601/stat = {stat(601, "laggard", ppid=600, flags=4194624)}
+/proc/602/stat = {stat(602, "python3", ppid=600)}
+/proc/602/fd/3 -> /dev/nvidia0
+/proc/500/stat = {stat(500, "bash")}
+/proc/500/fd/0 -> /dev/null
+/proc/501/stat = {stat(501, "python3", ppid=500)}
+/proc/501/fd/3 -> /dev/nvidia0
+"""
+    )
+    section, _ = processes.collect(host(tree))
+    assert section is not None
+    assert [process.pid for process in section.processes] == [501]
+
+
 def test_another_process_with_the_same_pid_is_not_read_again() -> None:
     later = f"@1\n/proc/900/stat = {stat(900, state='D', start=99999)}\n"
     machine = host(HOST + f"/proc/900/stat = {stat(900, state='D')}\n/proc/900/fd/\n" + later)

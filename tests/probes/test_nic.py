@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from agent.evaluate import evaluate
 from probes.finding import (
     Action,
     Basis,
@@ -20,6 +21,7 @@ from probes.finding import (
 from probes.gap import Gap, GapReason
 from probes.node.nic import firmware_differs, init_state, port_down, rate_low, width_low
 from probes.node.nic_manifest import manifest_missing, manifest_rate
+from probes.registry import discover
 from probes.result import Outcome
 from probes.snapshot.manifest import Manifest
 from tests.support.nics_processes import (
@@ -306,6 +308,19 @@ def test_trap_30_container_does_not_see_the_hosts_interfaces() -> None:
 def test_without_manifest_nothing_is_expected() -> None:
     assert run(manifest_missing, rails()).results[0].outcome is Outcome.NOTAPPLICABLE
     assert run(manifest_rate, rails()).results[0].outcome is Outcome.NOTAPPLICABLE
+
+
+def test_healthy_node_is_clean() -> None:
+    done = evaluate(rails(), discover())
+    mine = [item for item in done.results if item.id.startswith(("nic.", "manifest.nic"))]
+    assert done.findings == ()
+    assert {item.id: item.judged for item in mine if item.judged} == {
+        "nic.firmware-differs": 8,
+        "nic.init-state": 8,
+        "nic.port-down": 8,
+        "nic.rate-low": 8,
+        "nic.width-low": 8,
+    }
 
 
 def test_section_missing() -> None:
