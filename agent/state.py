@@ -45,6 +45,11 @@ class State:
         self.directory = directory
         self.problems: list[str] = []
 
+    def forget(self, why: str) -> None:
+        """Go on without a directory."""
+        self.problems.append(f"{why}; nothing is kept from run to run (--no-state: not tried)")
+        self.directory = None
+
     def read(self, name: str, type: type[T]) -> T | None:
         """What was kept under a name; None when nothing usable was."""
         if self.directory is None:
@@ -70,6 +75,6 @@ class State:
             write_output(str(self.directory / name), msgspec.json.format(data, indent=1) + b"\n")
         except (OSError, LaggardError) as error:
             said = error.message if isinstance(error, LaggardError) else str(error)
-            self.problems.append(f"{said}; nothing is kept for the next run (--no-state is quiet)")
+            self.forget(said)
             return False
         return True

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "agent.cli.check",
         "Is this node fit? Clocks, power, heat, PCIe, memory, links, host.",
     ),
+    "ack": ("agent.cli.ack", "A known fault stays listed and no longer alarms, until a date."),
+    "config": ("agent.cli.config", "What the configuration says, and which file says it."),
     "snapshot": ("agent.cli.snapshot", "Record, show, diff and redact what a run reads."),
     "explain": ("agent.cli.explain", "What a finding means, why it matters, what to do."),
     "doctor": ("agent.cli.doctor", "What can laggard read here, and how to let it read the rest?"),
@@ -68,7 +70,7 @@ class LazyGroup(click.Group):
 @click.group(
     cls=LazyGroup,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "LAGGARD"},
 )
 @click.version_option(__version__, prog_name="laggard")
 @click.pass_context

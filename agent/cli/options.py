@@ -1,0 +1,84 @@
+"""Options that several commands share, and where their defaults come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from agent.config import Config, Setting, load_config
+from agent.errors import LaggardError
+
+ENV_PREFIX = "LAGGARD"
+
+sample = click.option(
+    "--sample",
+    type=click.FloatRange(0, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between the two readings of each counter; 0 reads once and knows no rates.",
+)
+deadline = click.option(
+    "--deadline",
+    type=click.FloatRange(1, 3600),
+    default=20.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="The run ends by then with what it has.",
+)
+root = click.option(
+    "--root",
+    default="/",
+    show_default=True,
+    metavar="DIR",
+    help="Where the host's /proc, /sys, /dev, /etc, /var/log stand.",
+)
+
+
+def _load(ctx: click.Context, _param: click.Parameter, explicit: str | None) -> Config:
+    """Read the files before any other option asks for its default."""
+    if ctx.resilient_parsing:  # shell completion
+        return Config()
+    options = configurable(ctx.command)
+    found = load_config(explicit, options)
+    ctx.default_map = {
+        name_of(name): _typed(ctx, options[name], setting) for name, setting in found.check.items()
+    }
+    return found
+
+
+def _typed(ctx: click.Context, option: click.Option, setting: Setting) -> Any:
+    """The value as the option takes it. Raises LaggardError that names the file and the key."""
+    value = setting.value
+    if option.multiple and not isinstance(value, list):
+        value = [value]
+    try:
+        option.type_cast_value(ctx, value)
+    except click.BadParameter as error:
+        raise LaggardError(f"{setting.origin} = {setting.value!r}: {error.message}") from None
+    return value
+
+
+config = click.option(
+    "--config",
+    envvar=f"{ENV_PREFIX}_CONFIG",
+    is_eager=True,
+    callback=_load,
+    metavar="FILE",
+    help="One more configuration file, which wins over the usual ones.",
+)
+
+
+def name_of(option: str) -> str:
+    """The parameter's name: ``exit-codes`` is ``exit_codes``."""
+    return option.replace("-", "_")
+
+
+def configurable(command: click.Command) -> dict[str, click.Option]:
+    """The options that a file may set, by their long name without dashes."""
+    return {
+        max(option.opts, key=len).lstrip("-"): option
+        for option in command.params
+        if isinstance(option, click.Option) and option.name not in ("config", "source", "help")
+    }

@@ -1,0 +1,388 @@
+"""The verdict on a node: findings and results folded into the answer to "is this node fit?".
+
+A finding that another one causes (``explains``) is a symptom: it stands under its cause, and its
+component is a victim unless it is a culprit itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from probes.finding import (
+    Component,
+    Confidence,
+    Evidence,
+    FaultClass,
+    Finding,
+    Severity,
+)
+from probes.gap import Gap, fold_gaps
+from probes.result import Outcome, ProbeResult, RuledOut, Verdict
+from probes.snapshot.gpu import GpuState
+from probes.view import Node
+
+SUMMARY_LIMIT = 300
+NO_GPU = "no NVIDIA GPU here; host judged only"
+_RULED_OUT_LIMIT = 8
+_EVIDENCE_LIMIT = 12
+# Nobody is to blame for these.
+_BLAMELESS = (FaultClass.LOAD, FaultClass.NO_FAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Findings of one id that nothing else explains, the worst first, and what they cause."""
+
+    findings: tuple[Finding, ...]
+    symptoms: tuple[Finding, ...]
+
+    @property
+    def worst(self) -> Finding:
+        """The finding that the verdict is about."""
+        return self.findings[0]
+
+
+def node_verdicts(
+    node: Node, findings: Iterable[Finding], results: tuple[ProbeResult, ...], *, hidden: bool
+) -> tuple[Verdict, ...]:
+    """At least one verdict; the first answers whether the node is fit.
+
+    ``findings`` are those that alarm: not the acknowledged ones. ``hidden`` says that a required
+    reading, which exists here, was not to be had.
+    """
+    alarming = [finding for finding in findings if finding.severity is not Severity.INFO]
+    causes = causes_of(node, alarming)
+    if not causes:
+        return (_cannot_tell(node, results) if hidden else _fit(node, results),)
+    culprits = {_key(culprit) for cause in causes for culprit in _culprits(cause)}
+    return tuple(
+        _accuse(node, cause, causes, culprits, results, first=position == 0)
+        for position, cause in enumerate(causes)
+    )
+
+
+def causes_of(node: Node, findings: Iterable[Finding]) -> tuple[Cause, ...]:
+    """The findings by root cause, the worst cause first."""
+    ranked = sorted(findings, key=_rank)
+    effects = {
+        id(cause): [
+            effect
+            for effect in ranked
+            if effect is not cause and effect.id in cause.explains and _reaches(node, cause, effect)
+        ]
+        for cause in ranked
+    }
+    explained = {id(effect) for cause in ranked for effect in effects[id(cause)]}
+    # where causes run in a circle, the worst of them begins it
+    roots: list[Finding] = []
+    symptoms: dict[int, list[Finding]] = {}
+    seen: set[int] = set()
+    for finding in sorted(ranked, key=lambda finding: id(finding) in explained):
+        if id(finding) in seen:
+            continue
+        seen.add(id(finding))
+        roots.append(finding)
+        below = symptoms.setdefault(id(finding), [])
+        todo = list(effects[id(finding)])
+        while todo:
+            effect = todo.pop(0)
+            if id(effect) not in seen:
+                seen.add(id(effect))
+                below.append(effect)
+                todo += effects[id(effect)]
+    groups: dict[str, list[Finding]] = {}
+    for root in sorted(roots, key=_rank):
+        groups.setdefault(root.id, []).append(root)
+    causes = [
+        Cause(
+            findings=tuple(members),
+            symptoms=tuple(effect for member in members for effect in symptoms[id(member)]),
+        )
+        for members in groups.values()
+    ]
+    # a mild cause of something grave comes before a mild one of nothing
+    causes.sort(key=lambda cause: min(map(_rank, (*cause.findings, *cause.symptoms)))[:2])
+    return tuple(causes)
+
+
+def _rank(finding: Finding) -> tuple[int, int, int, int, str, str]:
+    return (
+        -finding.severity.rank,
+        -finding.job_impact.rank,
+        -finding.confidence.rank,
+        -len(finding.explains),
+        finding.id,
+        finding.component.label(),
+    )
+
+
+def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
+    """Whether the two speak of one part, of the whole node, or of a device below a bridge."""
+    one, two = cause.component, effect.component
+    if "host" in (one.type, two.type) or _key(one) == _key(two):
+        return True
+    if one.pci and two.pci:
+        return any(device.address == one.pci for device in node.pci_chain(two.pci)) or (
+            one.pci == two.pci
+        )
+    return bool(one.gpu_uuid and one.gpu_uuid == two.gpu_uuid) or bool(
+        one.device and one.device == two.device
+    )
+
+
+def _key(component: Component) -> tuple[object, ...]:
+    """What makes two components the same part, however many identifiers each carries."""
+    part = component.pci or component.gpu_uuid or component.device or component.index
+    return (part or component.type, component.link, component.port, component.pid, component.rank)
+
+
+def _culprits(cause: Cause) -> tuple[Component, ...]:
+    if cause.worst.fault_class in _BLAMELESS:
+        return ()
+    found = {_key(finding.component): finding.component for finding in reversed(cause.findings)}
+    return tuple(reversed(found.values()))
+
+
+# --- something is wrong ---
+
+
+def _accuse(
+    node: Node,
+    cause: Cause,
+    causes: tuple[Cause, ...],
+    all_culprits: set[tuple[object, ...]],
+    results: tuple[ProbeResult, ...],
+    *,
+    first: bool,
+) -> Verdict:
+    worst = cause.worst
+    evidence = [item for finding in cause.findings for item in finding.evidence]
+    evidence += [finding.evidence[0] for finding in cause.symptoms]
+    victims = {
+        _key(finding.component): finding.component
+        for finding in cause.symptoms
+        if finding.component.type != "host" and _key(finding.component) not in all_culprits
+    }
+    ruled_out = [
+        RuledOut(
+            what=f"{effect.id} on {effect.component.label()} as a fault of its own",
+            why=f"{worst.id} causes it",
+        )
+        for effect in cause.symptoms
+    ]
+    tail = [_more(cause), _others(node, causes) if first else ""]
+    if first and len(causes) > 1:
+        tail.append("also " + ", ".join(other.worst.id for other in causes[1:]))
+    remedy = worst.remedy
+    return Verdict(
+        kind="node",
+        fault_class=worst.fault_class,
+        code=worst.id,
+        culprits=_culprits(cause),
+        summary=_joined(worst.summary, *tail),
+        confidence=worst.confidence,
+        evidence=tuple(evidence[:_EVIDENCE_LIMIT]),
+        ruled_out=tuple((ruled_out + _tempting(node, results))[:_RULED_OUT_LIMIT])
+        if first
+        else tuple(ruled_out[:_RULED_OUT_LIMIT]),
+        victims=tuple(victims.values()),
+        next_step=remedy.text if remedy else f"Read `laggard explain {worst.id}`.",
+    )
+
+
+def _more(cause: Cause) -> str:
+    """The other parts with the same fault."""
+    others = [finding.component.label() for finding in cause.findings[1:]]
+    if not others:
+        return ""
+    named = ", ".join(others[:7]) + (" ..." if len(others) > 7 else "")
+    return f"the same on {len(others)} more: {named}"
+
+
+def _others(node: Node, causes: tuple[Cause, ...]) -> str:
+    """The GPUs that answer and of which nothing is said; or that there is none at all."""
+    if _without_gpu(node):
+        return NO_GPU
+    spoken = {
+        name
+        for cause in causes
+        for finding in (*cause.findings, *cause.symptoms)
+        for name in (finding.component.pci, finding.component.gpu_uuid)
+    }
+    if not any(gpu.pci in spoken or gpu.uuid in spoken for gpu in node.gpus):
+        return ""
+    rest = [gpu for gpu in node.gpus if gpu.pci not in spoken and gpu.uuid not in spoken]
+    answer = sum(gpu.state is GpuState.OK for gpu in rest)
+    if not answer:
+        return ""
+    return f"the other {answer} of {len(node.gpus)} GPUs {'answer' if answer > 1 else 'answers'}"
+
+
+def _joined(*parts: str) -> str:
+    """Sentence parts behind each other, as many as fit."""
+    text = parts[0].rstrip(".")
+    for part in parts[1:]:
+        if part and len(text) + len(part) + 2 <= SUMMARY_LIMIT:
+            text += f"; {part}"
+    return text if len(text) <= SUMMARY_LIMIT else text[: SUMMARY_LIMIT - 1].rstrip() + "…"
+
+
+def _tempting(node: Node, results: tuple[ProbeResult, ...]) -> list[RuledOut]:
+    """Alarms that were looked into and not raised: the notes of parts that were judged."""
+    parts = _labels(node)
+    out: list[RuledOut] = []
+    for result in results:
+        if result.outcome is Outcome.NOTAPPLICABLE:
+            continue
+        by_note: dict[str, list[str]] = {}
+        for note in result.notes:
+            part, found, why = note.partition(": ")
+            if found and part.partition(" link ")[0] in parts:
+                by_note.setdefault(why, []).append(part)
+        for why, members in by_note.items():
+            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
+            out.append(RuledOut(what=f"{result.id} on {members[0]}{more}", why=why))
+    return out
+
+
+def _labels(node: Node) -> set[str]:
+    snapshot = node.snapshot
+    labels = {node.host, "host", *node.pci_by_address}
+    for gpu in node.gpus:
+        labels |= {gpu.pci or gpu.uuid or f"gpu {gpu.index}", gpu.uuid or ""}
+    for port in snapshot.nics.ports if snapshot.nics else ():
+        labels |= {port.device, port.key}
+    for process in snapshot.processes.processes if snapshot.processes else ():
+        labels.add(f"pid {process.pid}")
+    return labels
+
+
+# --- nothing is wrong, as far as can be seen ---
+
+
+def _unjudged(results: tuple[ProbeResult, ...]) -> list[ProbeResult]:
+    return [result for result in results if result.outcome in (Outcome.UNKNOWN, Outcome.ERROR)]
+
+
+def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
+    blind = _unjudged(results)
+    hiding = fold_gaps(tuple(gap for gap in node.snapshot.gaps if gap.reason.hides_something))
+    missing = dict.fromkeys(text for result in blind for text in result.missing)
+    broken = [result.id for result in blind if result.outcome is Outcome.ERROR]
+    reasons = [f"{', '.join(broken)} broke, a bug in laggard"] if broken else []
+    reasons += list(missing)[:3]
+    ids = [result.id for result in blind]
+    named = ", ".join(ids[:4]) + (f" and {len(ids) - 4} more" if len(ids) > 4 else "")
+    allow = dict.fromkeys(gap.allow for gap in hiding if gap.allow)
+    settle = "; ".join(list(allow)[:4])
+    return Verdict(
+        kind="node",
+        fault_class=FaultClass.CANNOT_TELL,
+        code="node.cannot-tell",
+        culprits=(),
+        summary=_joined(
+            f"Nothing wrong seen, but {len(ids)} rules could not judge ({named})",
+            *reasons,
+            _judged(node, results),
+        ),
+        confidence=Confidence.POSSIBLE,
+        evidence=tuple(_gap_evidence(gap) for gap in hiding[:_EVIDENCE_LIMIT]),
+        ruled_out=tuple(_tempting(node, results)[:_RULED_OUT_LIMIT]),
+        victims=(),
+        next_step=f"To settle it: {settle}."
+        if settle
+        else "`laggard doctor` says how to let laggard read the rest.",
+    )
+
+
+def _gap_evidence(gap: Gap) -> Evidence:
+    fields, devices = ", ".join(gap.fields) or "everything", ", ".join(gap.devices)
+    return Evidence(
+        source=gap.source,
+        locator=f"{fields} of {devices}" if devices else fields,
+        observed=gap.reason.value,
+        quote=gap.detail[:300] if gap.detail else None,
+        recheck="laggard doctor",
+    )
+
+
+def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
+    blind = _unjudged(results)
+    return Verdict(
+        kind="node",
+        fault_class=FaultClass.NO_FAULT,
+        code="node.fit",
+        culprits=(),
+        summary=_joined(
+            f"Nothing wrong found: {_judged(node, results)}",
+            f"{len(blind)} rules could not judge" if blind else "",
+        ),
+        confidence=Confidence.LIKELY if blind else Confidence.PROVEN,
+        evidence=tuple(_fit_evidence(node)),
+        ruled_out=tuple(_tempting(node, results)[:_RULED_OUT_LIMIT]),
+        victims=(),
+        next_step="",
+    )
+
+
+def _judged(node: Node, results: tuple[ProbeResult, ...]) -> str:
+    """What the answer rests on."""
+    snapshot = node.snapshot
+    parts = []
+    if node.gpus:
+        names = sorted({gpu.name for gpu in node.gpus if gpu.name})
+        model = f" ({names[0]})" if len(names) == 1 else ""
+        parts.append(f"{len(node.live_gpus)} of {len(node.gpus)} GPUs{model}")
+        nvlinks = sum(len(gpu.nvlinks or ()) for gpu in node.live_gpus)
+        parts += [f"{nvlinks} NVLinks"] if nvlinks else []
+    elif on_bus := sum(device.is_nvidia_gpu for device in node.pci_by_address.values()):
+        parts.append(f"{on_bus} GPUs on the bus, none of them through the driver")
+    ports = len(snapshot.nics.ports) if snapshot.nics else 0
+    parts += [f"{ports} network ports"] if ports else []
+    if snapshot.kernel is not None:
+        parts.append(f"{snapshot.kernel.lines_read} kernel log lines")
+    passed = sum(result.outcome is Outcome.PASS for result in results)
+    text = f"{passed} rules passed" + (f" on {', '.join(parts)}" if parts else "")
+    if _without_gpu(node):
+        return f"{NO_GPU}; {text}"
+    if not node.gpus and snapshot.pci is None:
+        return f"no GPU seen, and PCI could not be read; {text}"
+    return text
+
+
+def _without_gpu(node: Node) -> bool:
+    """Whether it is known that there is no NVIDIA GPU: PCI was read and shows none."""
+    return (
+        not node.gpus
+        and node.snapshot.pci is not None
+        and not any(device.is_nvidia_gpu for device in node.pci_by_address.values())
+    )
+
+
+def _fit_evidence(node: Node) -> Iterable[Evidence]:
+    snapshot = node.snapshot
+    if snapshot.nvml is not None and snapshot.nvml.device_count is not None:
+        yield Evidence(
+            source="nvml",
+            locator="nvmlDeviceGetCount",
+            observed=snapshot.nvml.device_count,
+            unit="GPUs",
+            recheck="nvidia-smi -L",
+        )
+    if snapshot.pci is not None:
+        yield Evidence(
+            source="sysfs",
+            locator="/sys/bus/pci/devices",
+            observed=sum(device.is_nvidia_gpu for device in snapshot.pci.devices),
+            unit="NVIDIA GPUs",
+            recheck="lspci -d 10de:",
+        )
+    if snapshot.kernel is not None:
+        yield Evidence(
+            source="kernel log",
+            locator=snapshot.kernel.source,
+            observed=len(snapshot.kernel.events),
+            unit="events",
+            recheck="dmesg -T",
+        )
