@@ -123,5 +123,6 @@ def size(count: float) -> str:
     """Bytes for people."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", MIB), ("KiB", 1 << 10)):
         if count >= scale:
-            return f"{count / scale:.3g} {unit}"
+            value = count / scale
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
     return f"{count:.0f} B"

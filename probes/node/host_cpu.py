@@ -300,7 +300,7 @@ def cpu_thermal_throttle(node: Node, limits: Limits) -> Statements:
         fault_class=FaultClass.HARDWARE,
         job_impact=JobImpact.SLOWS,
         component=host,
-        summary=f"CPU socket {entry.package} was throttled by heat {text} of the sample",
+        summary=f"CPU socket {entry.package} was throttled by heat {text}",
         evidence=(
             evidence(
                 "/sys/devices/system/cpu/cpu*/thermal_throttle/package_throttle_count",
@@ -333,7 +333,7 @@ def _throttled(
     if spans:
         duty = min(max(spans) / (seconds * 10), 100.0)
         over = duty >= limits["duty_percent"] > 0
-        return (duty / limits["duty_percent"] if over else 0.0), f"{duty:.0f}%"
+        return (duty / limits["duty_percent"] if over else 0.0), f"{duty:.0f}% of the sample"
     events = [
         after - before
         for before, after in (
