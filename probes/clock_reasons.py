@@ -300,7 +300,7 @@ def held_finding(
         fault_class=fault_class,
         job_impact=JobImpact.SLOWS,
         component=node.gpu_component(gpu),
-        summary=f"{called(gpu)} in {reason.name} {how.text}{cost(sm_mhz, clocks)}{why}",
+        summary=f"{called(gpu)} under {reason.name} {how.text}{cost(sm_mhz, clocks)}{why}",
         evidence=(*reason_evidence(gpu, reason, acts, sm_mhz, clocks), *more),
         explains=explains,
         remedy=remedy,
