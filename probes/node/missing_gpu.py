@@ -1,0 +1,360 @@
+"""GPUs that are there and do not answer: off the bus, not listed by NVML, without a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from probes.finding import (
+    Action,
+    Basis,
+    Component,
+    Confidence,
+    Evidence,
+    Expectation,
+    FaultClass,
+    Finding,
+    JobImpact,
+    Remedy,
+    Severity,
+)
+from probes.gap import GapReason
+from probes.pci_links import device_words, off_bus_above, sysfs
+from probes.registry import Clear, NotApplicable, Statement, Statements, Unread, probe
+from probes.snapshot.gpu import Gpu, GpuState
+from probes.snapshot.pci import PciDevice
+from probes.view import Node
+
+_EXPLAINED_BY_SILENCE = (
+    "gpu.missing",
+    "gpu.lost",
+    "gpu.hung",
+    "pcie.aer-correctable-rate",
+    "pcie.aer-uncorrectable",
+    "pcie.peer-differs",
+    "pcie.replay-growth",
+    "pcie.speed-trained-down",
+    "pcie.width-trained-down",
+)
+_HIDDEN = (GpuState.NO_PERMISSION,)
+# Drivers that hand a GPU to a guest or to another program on purpose.
+_PASSTHROUGH = ("vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvidia-vgpu-vfio")
+
+
+@probe("gpu.off-bus", needs=("pci",))
+def off_bus(node: Node) -> Statements:
+    """A GPU has fallen off the PCIe bus: every read of it gives ones.
+
+    The device no longer answers at all (lspci: "rev ff", header type 7f; link width 63). What it
+    seems to report are not readings. Every process that uses it fails or hangs, and a collective
+    waits for it for ever. The kernel log usually has Xid 79 for it.
+
+    No fault: a GPU that is switched off on purpose (power state D3cold reads alike); a virtual
+    function, whose id registers read as ones by specification.
+
+    Sure: proven when its configuration space reads as ones, likely when only its link status does.
+    When a switch above it is silent too, that switch is named.
+
+    Do: drain the node and power-cycle it (a reboot may not bring it back). If it falls off again:
+    power cables, seating, heat; then replace the board.
+    """
+    gpus = _pci_gpus(node)
+    if not gpus:
+        yield NotApplicable("no NVIDIA GPU on the PCI bus")
+    answering = sum(off_bus_above(node, device) is None for device in gpus)
+    for device in gpus:
+        silent = off_bus_above(node, device)
+        newest = device.readings[-1] if device.readings else None
+        if silent is not None:
+            yield _off_bus_finding(node, device, silent, answering)
+        elif newest is None or (newest.config_all_ones, newest.link_status_all_ones) == (
+            None,
+            None,
+        ):
+            yield Unread("pci", "config_all_ones", device.address)
+        else:
+            asleep = device.power_state == "D3cold"
+            yield Clear(node.pci_component(device), "switched off (D3cold)" if asleep else None)
+
+
+def _off_bus_finding(node: Node, device: PciDevice, silent: PciDevice, answering: int) -> Finding:
+    newest = device.readings[-1] if device.readings else None
+    by_config = newest is not None and bool(newest.config_all_ones)
+    what = "its configuration space reads as ones" if by_config else "its link status reads as ones"
+    if silent is not device:
+        what += f", and so does {device_words(node, silent)} above it"
+    name = "config" if by_config else "current_link_width"
+    return Finding(
+        id=off_bus.id,
+        severity=Severity.CRITICAL,
+        confidence=Confidence.PROVEN if by_config else Confidence.LIKELY,
+        fault_class=FaultClass.HARDWARE,
+        job_impact=JobImpact.BREAKS,
+        component=node.pci_component(device),
+        summary=f"GPU {device.address} has fallen off the bus: {what}; "
+        f"{answering} other GPU{'s' if answering != 1 else ''} answer{'' if answering != 1 else 's'}",
+        evidence=(
+            Evidence(
+                source="sysfs",
+                locator=f"/sys/bus/pci/devices/{device.address}/{name}",
+                observed="all ones (no answer)",
+                recheck=f"lspci -s {device.address} (rev ff), "
+                f"xxd -l 16 /sys/bus/pci/devices/{device.address}/config",
+            ),
+        ),
+        explains=_EXPLAINED_BY_SILENCE,
+        remedy=Remedy(
+            action=Action.DRAIN,
+            text="Drain the node and power-cycle it. If the GPU falls off again, check its power "
+            "cables and seating, then have the board replaced.",
+            disruptive=True,
+        ),
+    )
+
+
+@probe("gpu.missing", needs=("pci",))
+def missing(node: Node) -> Statements:
+    """A GPU is on the PCI bus with the NVIDIA driver bound, and NVML does not list it.
+
+    A job that counts on it fails at start, or runs with one rank less. NVML leaves a GPU out when
+    the driver could not bring it up (power, memory, a failed reset), or gives no handle for it
+    and then not even its address: the PCI bus tells which one it is. The manifest's gpu_count and
+    the last run of this boot are compared too, which also notices a GPU that left the bus.
+
+    No fault: a GPU bound to vfio-pci or to nothing; GPUs that a container or its device
+    permissions hide from this process; virtual functions; GPUs that NVML sees without a PCI
+    device (container, WSL). A GPU drained with `nvidia-smi drain` is left out by NVML on purpose.
+
+    Sure: likely; proven when NVML itself says that it has a GPU it cannot open.
+
+    Do: kernel log for the address (NVRM: RmInitAdapter failed, Xid), `nvidia-smi drain -q`; drain,
+    reset or power-cycle; replace when it stays away.
+    """
+    yield from _unlisted(node)
+    yield from _count(node)
+
+
+def _unlisted(node: Node) -> Iterator[Statement]:
+    nvml = node.snapshot.nvml
+    listed = {gpu.pci for gpu in node.gpus}
+    bound = [device for device in _pci_gpus(node) if device.driver == "nvidia"]
+    for gpu in node.gpus:
+        if gpu.pci is not None and gpu.pci not in node.pci_by_address:
+            yield NotApplicable(f"NVML sees {gpu.pci} without a PCI device (container, WSL)")
+    for device in _pci_gpus(node):
+        if device.driver in _PASSTHROUGH:
+            yield NotApplicable(f"{device.address} is handed to {device.driver} on purpose")
+        elif device.driver is None and _is_unknown(node, "driver", device.address):
+            yield Unread("pci", "driver", device.address)
+    if nvml is None or nvml.init_error is not None:
+        for device in bound:
+            yield Unread("nvml", "gpus", device.address)
+        return
+    nameless = [gpu for gpu in node.gpus if gpu.pci is None]
+    hidden = sum(gpu.state in _HIDDEN for gpu in nameless)
+    unlisted = [device for device in bound if device.address not in listed]
+    for device in bound:
+        component = node.pci_component(device)
+        if device.address in listed:
+            yield Clear(component)
+        elif node.snapshot.container is not None:
+            yield Clear(component, "not granted to this container")
+        elif hidden >= len(unlisted):
+            yield Clear(component, "hidden from this user by device permissions")
+        else:
+            failed = [gpu for gpu in nameless if gpu.state not in _HIDDEN]
+            yield _missing_finding(node, device, failed, len(bound))
+
+
+def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: int) -> Finding:
+    listed = sum(gpu.pci is not None for gpu in node.gpus)
+    said = failed[0].state_detail or failed[0].state.value if len(failed) == 1 else None
+    why = f"; NVML has one without an address: {said}" if said else ""
+    return Finding(
+        id=missing.id,
+        severity=Severity.CRITICAL,
+        confidence=Confidence.PROVEN if said else Confidence.LIKELY,
+        fault_class=FaultClass.HARDWARE,
+        job_impact=JobImpact.BREAKS,
+        component=node.pci_component(device),
+        summary=f"GPU {device.address} is on the PCI bus with the nvidia driver, NVML lists "
+        f"{listed} of {bound} without it{why}"[:200],
+        evidence=(
+            sysfs(device, "driver", "nvidia"),
+            Evidence(
+                source="nvml",
+                locator="nvmlDeviceGetCount_v2",
+                observed=listed,
+                unit="GPUs with an address",
+                quote=said,
+                recheck="nvidia-smi -L; nvidia-smi drain -q",
+            ),
+        ),
+        explains=("gpu.lost",) if said else (),
+        remedy=Remedy(
+            action=Action.DRAIN,
+            text=f"journalctl -k | grep -i -e NVRM -e {device.address} says why the driver could "
+            "not bring it up. Drain the node, reset the GPU or power-cycle; replace it when it "
+            "stays away.",
+            disruptive=True,
+        ),
+    )
+
+
+def _count(node: Node) -> Iterator[Statement]:
+    """The number that the manifest expects, and the GPUs of the last run."""
+    manifest = node.snapshot.manifest
+    on_bus, listed = len(_pci_gpus(node)), len(node.gpus)
+    if manifest is None or manifest.gpu_count is None:
+        yield from _since_last_run(node)
+        return
+    wanted, host = manifest.gpu_count, node.host_component()
+    answered = node.snapshot.nvml is not None and node.snapshot.nvml.init_error is None
+    if on_bus >= wanted and (listed >= wanted or node.snapshot.container is not None):
+        yield Clear(host)
+    elif on_bus >= wanted or (listed >= wanted and answered):
+        # what the bus holds and NVML lacks is named GPU by GPU above
+        yield Clear(host, f"{on_bus} on the bus, {listed} listed by NVML, {wanted} expected")
+    elif node.snapshot.container is not None and not on_bus:
+        yield Unread("pci", "devices", None, GapReason.NOT_COLLECTED)
+    else:
+        yield _host_finding(
+            host,
+            f"{max(on_bus, listed)} GPUs are on this node, the manifest expects {wanted}",
+            _counted(max(on_bus, listed), wanted, Basis.MANIFEST),
+            Confidence.PROVEN,
+        )
+
+
+def _since_last_run(node: Node) -> Iterator[Statement]:
+    last, nvml = node.snapshot.baseline, node.snapshot.nvml
+    if (
+        last is None
+        or nvml is None
+        or nvml.init_error is not None
+        or last.boot_id != node.snapshot.boot_id
+        or node.snapshot.container is not None
+    ):
+        return
+    now = {gpu.uuid for gpu in node.gpus}
+    if None in now:  # a GPU that NVML lists without a name is another rule's
+        return
+    gone = [s.key for s in last.sets if s.kind == "gpu" and s.key not in now]
+    passed_on = sum(device.driver != "nvidia" for device in _pci_gpus(node))
+    if len(gone) <= passed_on:
+        return
+    before = sum(s.kind == "gpu" for s in last.sets)
+    yield _host_finding(
+        node.host_component(),
+        f"NVML lists {len(now)} GPUs, the last run of this boot saw {before}: {gone[0]} is gone",
+        _counted(len(now), before, Basis.OWN_BASELINE),
+        Confidence.LIKELY,
+    )
+
+
+def _counted(observed: int, expected: int, basis: Basis) -> Evidence:
+    return Evidence(
+        source="nvml" if basis is Basis.OWN_BASELINE else "sysfs",
+        locator="nvmlDeviceGetCount_v2" if basis is Basis.OWN_BASELINE else "/sys/bus/pci/devices",
+        observed=observed,
+        unit="GPUs",
+        expected=Expectation(value=expected, basis=basis),
+        recheck="lspci -d 10de: | grep -c -i -e '3D controller' -e VGA; nvidia-smi -L",
+    )
+
+
+def _host_finding(
+    host: Component, summary: str, proof: Evidence, confidence: Confidence
+) -> Finding:
+    return Finding(
+        id=missing.id,
+        severity=Severity.CRITICAL,
+        confidence=confidence,
+        fault_class=FaultClass.HARDWARE,
+        job_impact=JobImpact.BREAKS,
+        component=host,
+        summary=summary,
+        evidence=(proof,),
+        remedy=Remedy(
+            action=Action.DRAIN,
+            text="Drain the node and power-cycle it; if a GPU is still not on the bus, check power "
+            "and seating of the slot that lspci leaves out. Or correct the manifest.",
+            disruptive=True,
+        ),
+    )
+
+
+@probe("gpu.no-driver", needs=("pci",))
+def no_driver(node: Node) -> Statements:
+    """NVIDIA GPUs are on the PCI bus and no NVIDIA driver is bound to them.
+
+    No job can use them: the module is not loaded or was not built for this kernel (an upgrade of
+    the kernel without a rebuild), or another driver (nouveau) took the GPU.
+
+    No fault: GPUs handed to guests or other programs (vfio-pci, pci-stub); virtual functions.
+    Inside a container the host's driver can't be judged.
+
+    Proven: the kernel names the bound driver of each device. Critical when no GPU has the driver,
+    a warning when some have it and some have not.
+
+    Do: `modprobe nvidia; dmesg | tail`, `dkms status`, and the nouveau blacklist.
+    """
+    gpus = _pci_gpus(node)
+    if not gpus:
+        yield NotApplicable("no NVIDIA GPU on the PCI bus")
+        return
+    if node.snapshot.container is not None:
+        yield NotApplicable("inside a container the host's driver can't be judged")
+        return
+    served = any(device.driver == "nvidia" for device in gpus)
+    for device in gpus:
+        component = node.pci_component(device)
+        if device.driver is None and _is_unknown(node, "driver", device.address):
+            yield Unread("pci", "driver", device.address)
+        elif device.driver in _PASSTHROUGH:
+            yield NotApplicable(f"{device.address} is handed to {device.driver} on purpose")
+        elif device.driver is None or device.driver == "nouveau":
+            yield _no_driver_finding(device, component, served)
+        else:
+            yield Clear(component)
+
+
+def _no_driver_finding(device: PciDevice, component: Component, served: bool) -> Finding:
+    has = f"the {device.driver} driver" if device.driver else "no driver"
+    return Finding(
+        id=no_driver.id,
+        severity=Severity.WARNING if served else Severity.CRITICAL,
+        confidence=Confidence.PROVEN,
+        fault_class=FaultClass.CONFIGURATION,
+        job_impact=JobImpact.BREAKS,
+        component=component,
+        summary=f"GPU {device.address} has {has} bound, a job needs nvidia",
+        evidence=(
+            Evidence(
+                source="sysfs",
+                locator=f"/sys/bus/pci/devices/{device.address}/driver",
+                observed=device.driver or "none",
+                expected=None,
+                recheck=f"lspci -k -s {device.address}",
+            ),
+        ),
+        explains=("nvml.init-failed", "gpu.missing"),
+        remedy=Remedy(
+            action=Action.RECONFIGURE,
+            text="modprobe nvidia and read what dmesg says; `dkms status` after a kernel upgrade; "
+            "blacklist nouveau where it took the GPU.",
+            disruptive=False,
+        ),
+    )
+
+
+def _pci_gpus(node: Node) -> list[PciDevice]:
+    return [
+        device
+        for device in node.pci_by_address.values()
+        if device.is_nvidia_gpu and not device.is_virtual_function
+    ]
+
+
+def _is_unknown(node: Node, field: str, device: str) -> bool:
+    """Whether a gap explains why a field of a PCI device is missing (it is not simply none)."""
+    return any(gap.covers("pci", field, device) for gap in node.snapshot.gaps)
