@@ -85,7 +85,7 @@ class _Ask(msgspec.Struct, array_like=True):
 
 
 class _Reply(msgspec.Struct, array_like=True):
-    section: msgspec.Raw | None
+    section: msgspec.Raw  # decoded by the reader's record type; nil for none
     gaps: tuple[Gap, ...]
 
 
@@ -133,9 +133,8 @@ class Isolated:
             self._child = None
             return section, (self._died(reader, fields, child.abandon()),)
         reply = msgspec.msgpack.decode(data, type=_Reply)
-        if reply.section is None:
-            return section, reply.gaps
-        return msgspec.msgpack.decode(reply.section, type=reader.record), reply.gaps
+        read = msgspec.msgpack.decode(reply.section, type=reader.record | None)
+        return section if read is None else read, reply.gaps
 
     def _hung(
         self, reader: Reader, fields: tuple[str, ...], seconds: float, status: int | None
@@ -312,10 +311,14 @@ def _perform(host: Host, reader: Reader, section: Any) -> Read:
 
 def _encode(reader: Reader, section: Any, gaps: tuple[Gap, ...]) -> bytes:
     try:
-        raw = None if section is None else msgspec.Raw(msgspec.msgpack.encode(section))
-        return msgspec.msgpack.encode(_Reply(raw, gaps))
+        return _pack(section, gaps)
     except Exception as error:
-        return msgspec.msgpack.encode(_Reply(None, (bug(reader.source, error),)))
+        return _pack(None, (bug(reader.source, error),))
+
+
+def _pack(section: Any, gaps: tuple[Gap, ...]) -> bytes:
+    raw = msgspec.Raw(msgspec.msgpack.encode(section))
+    return msgspec.msgpack.encode(_Reply(raw, gaps))
 
 
 def bug(source: str, error: Exception, *, again: bool = False) -> Gap:

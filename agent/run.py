@@ -66,7 +66,7 @@ def _load_identity() -> tuple[First, None]:
 _IDENTITY = Reader(name="identity", source="host", record=Identity, load=_load_identity)
 # By the snapshot's field. The kernel log first: what it says of a GPU holds even if looking at
 # that GPU hangs.
-_FILES = (
+FILES = (
     _section("kernel", "kernel", KernelSection),
     _section("pci", "pci", PciSection),
     _section("nics", "nics", NicSection),
@@ -75,25 +75,30 @@ _FILES = (
 )
 
 
-def collect_node(host: Host, options: RunOptions = RunOptions()) -> NodeSnapshot:
+def collect_node(
+    host: Host, options: RunOptions = RunOptions(), files: tuple[Reader, ...] = FILES
+) -> NodeSnapshot:
     """Read this node. Never raises for what the node does; the gaps say what could not be read.
 
-    Files are read in a child (see ``agent.isolate``), before the driver is touched.
+    ``files`` are read in a child (see ``agent.isolate``), in order, before the driver is touched.
     """
     readings = (
-        Isolated(host, (_IDENTITY, *_FILES)) if isinstance(host, LiveHost) else InProcess(host)
+        Isolated(host, (_IDENTITY, *files)) if isinstance(host, LiveHost) else InProcess(host)
     )
     try:
-        return _Run(host, options, readings).collect()
+        return _Run(host, options, readings, files).collect()
     finally:
         readings.close()
 
 
 class _Run:
-    def __init__(self, host: Host, options: RunOptions, readings: Readings) -> None:
+    def __init__(
+        self, host: Host, options: RunOptions, readings: Readings, files: tuple[Reader, ...]
+    ) -> None:
         self.host = host
         self.options = options
         self.readings = readings
+        self.files = files
         self.start_ns = host.monotonic_ns()
         self.gaps: list[Gap] = []
         self.sections: dict[str, Any] = {}
@@ -142,7 +147,7 @@ class _Run:
         return section
 
     def _identity(self) -> Identity:
-        identity = self._first(_IDENTITY, len(_FILES))
+        identity = self._first(_IDENTITY, len(self.files))
         if isinstance(identity, Identity):
             return identity
         return Identity(
@@ -157,15 +162,15 @@ class _Run:
         )
 
     def _first_of_files(self) -> None:
-        for position, reader in enumerate(_FILES):
-            self.sections[reader.name] = self._first(reader, len(_FILES) - 1 - position)
+        for position, reader in enumerate(self.files):
+            self.sections[reader.name] = self._first(reader, len(self.files) - 1 - position)
 
     def _second_of_files(self) -> None:
         until_ns = min(
             self.host.monotonic_ns() + int(_SECOND_SHARE * self.options.deadline_s * 1e9),
             self._until_ns(_NVML_END_SHARE),
         )
-        moving = [reader for reader in _FILES if self.sections[reader.name] is not None]
+        moving = [reader for reader in self.files if self.sections[reader.name] is not None]
         for position, reader in enumerate(moving):
             turn = self._turn(len(moving) - 1 - position, until_ns, _SECOND_KEPT_SHARE)
             section = self.sections[reader.name]
