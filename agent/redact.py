@@ -44,6 +44,7 @@ _FIELDS: dict[str, str] = {
     "user": "user",
     "container": "container",
     "cgroup": "cgroup",
+    "cgroup_path": "cgroup",
     "cluster_uuid": "cluster",
 }
 _KEPT_CONTAINERS = frozenset(("docker", "podman", "lxc", "kubernetes", "containerd"))

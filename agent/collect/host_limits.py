@@ -81,7 +81,7 @@ def read_cgroup(host: Host, gaps: Gaps) -> Cgroup | None:
         )
     return Cgroup(
         version=version,
-        path=own,
+        cgroup_path=own,
         levels=tuple(
             level
             for level in levels
@@ -132,7 +132,7 @@ def _bytes(text: str | None) -> int | None:
 
 def _level_v2(host: Host, at: str) -> CgroupLevel:
     return CgroupLevel(
-        path=at,
+        cgroup_path=at,
         cpu_quota=_cpus(_read(host, f"{at}/cpu.max"), None),
         memory_max_bytes=_bytes(_read(host, f"{at}/memory.max")),
     )
@@ -140,11 +140,13 @@ def _level_v2(host: Host, at: str) -> CgroupLevel:
 
 def _cpu_level_v1(host: Host, at: str) -> CgroupLevel:
     quota, period = (_read(host, f"{at}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return CgroupLevel(path=at, cpu_quota=_cpus(quota, period) if period else None)
+    return CgroupLevel(cgroup_path=at, cpu_quota=_cpus(quota, period) if period else None)
 
 
 def _memory_level_v1(host: Host, at: str) -> CgroupLevel:
-    return CgroupLevel(path=at, memory_max_bytes=_bytes(_read(host, f"{at}/memory.limit_in_bytes")))
+    return CgroupLevel(
+        cgroup_path=at, memory_max_bytes=_bytes(_read(host, f"{at}/memory.limit_in_bytes"))
+    )
 
 
 def read_cgroup_counters(
@@ -159,24 +161,24 @@ def read_cgroup_counters(
         current: str | None = None
         try:
             if level.cpu_quota is not None:
-                cpu = parse_keyvalue(host.read_text(f"{level.path}/cpu.stat"))
+                cpu = parse_keyvalue(host.read_text(f"{level.cgroup_path}/cpu.stat"))
             if level.memory_max_bytes is not None:
                 usage = (
                     "memory.current" if cgroup and cgroup.version == 2 else "memory.usage_in_bytes"
                 )
-                current = host.read_text(f"{level.path}/{usage}")
-                memory = parse_keyvalue(host.read_text(f"{level.path}/memory.stat"))
+                current = host.read_text(f"{level.cgroup_path}/{usage}")
+                memory = parse_keyvalue(host.read_text(f"{level.cgroup_path}/memory.stat"))
                 events = parse_keyvalue(
-                    _read(host, f"{level.path}/memory.events")
-                    or _read(host, f"{level.path}/memory.oom_control")
+                    _read(host, f"{level.cgroup_path}/memory.events")
+                    or _read(host, f"{level.cgroup_path}/memory.oom_control")
                     or ""
                 )
         except OSError as error:
-            gaps.add_error(error, "cgroups", device=level.path)
+            gaps.add_error(error, "cgroups", device=level.cgroup_path)
         throttled_ns = cpu.get("throttled_time")  # version 1
         found.append(
             CgroupReading(
-                path=level.path,
+                cgroup_path=level.cgroup_path,
                 periods=cpu.get("nr_periods"),
                 throttled_periods=cpu.get("nr_throttled"),
                 throttled_us=cpu.get("throttled_usec")

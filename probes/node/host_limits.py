@@ -165,19 +165,19 @@ def cgroup_cpu_throttled(node: Node, limits: Limits) -> Statements:
     if cgroup is None:
         yield Unread("host", "cgroup")
         return
-    limited = {level.path: level for level in cgroup.levels if level.cpu_quota is not None}
+    limited = {level.cgroup_path: level for level in cgroup.levels if level.cpu_quota is not None}
     if not limited:
         yield NotApplicable("the caller's control group has no CPU quota")
         return
     if len(section.readings) < 2:
         yield Unread("host", "cgroups", reason=GapReason.NOT_COLLECTED)
         return
-    before = {reading.path: reading for reading in section.readings[0].cgroups}
+    before = {reading.cgroup_path: reading for reading in section.readings[0].cgroups}
     judged = False
     for now in section.readings[-1].cgroups:
-        first = before.get(now.path)
+        first = before.get(now.cgroup_path)
         if (
-            now.path not in limited
+            now.cgroup_path not in limited
             or first is None
             or now.periods is None
             or first.periods is None
@@ -190,7 +190,7 @@ def cgroup_cpu_throttled(node: Node, limits: Limits) -> Statements:
         throttled = now.throttled_periods - first.throttled_periods
         if periods <= 0 or 100 * throttled < limits["periods_percent"] * periods:
             continue
-        quota = limited[now.path].cpu_quota or 0
+        quota = limited[now.cgroup_path].cpu_quota or 0
         gpus = gpu_count(node) > 0
         yield Finding(
             id="host.cgroup-cpu-throttled",
@@ -203,9 +203,9 @@ def cgroup_cpu_throttled(node: Node, limits: Limits) -> Statements:
             f"the caller's control group",
             evidence=(
                 evidence(
-                    f"{now.path}/cpu.stat",
+                    f"{now.cgroup_path}/cpu.stat",
                     throttled,
-                    f"watch -d grep -H . {now.path}/cpu.stat",
+                    f"watch -d grep -H . {now.cgroup_path}/cpu.stat",
                     unit="throttled periods",
                 ),
             ),
@@ -247,7 +247,7 @@ def cgroup_memory_near_limit(node: Node, limits: Limits) -> Statements:
         yield Unread("host", "cgroup")
         return
     limited = {
-        level.path: level.memory_max_bytes
+        level.cgroup_path: level.memory_max_bytes
         for level in cgroup.levels
         if level.memory_max_bytes is not None
     }
@@ -257,7 +257,7 @@ def cgroup_memory_near_limit(node: Node, limits: Limits) -> Statements:
     newest = last(section)
     judged = False
     for now in newest.cgroups if newest else ():
-        limit, current = limited.get(now.path), now.memory_current_bytes
+        limit, current = limited.get(now.cgroup_path), now.memory_current_bytes
         if not limit or current is None:
             continue
         judged = True
@@ -275,9 +275,9 @@ def cgroup_memory_near_limit(node: Node, limits: Limits) -> Statements:
             + (f", {now.oom_kills} processes were killed" if now.oom_kills else ""),
             evidence=(
                 evidence(
-                    now.path,
+                    now.cgroup_path,
                     used,
-                    f"grep -H . {now.path}/memory.current {now.path}/memory.max",
+                    f"grep -H . {now.cgroup_path}/memory.current {now.cgroup_path}/memory.max",
                     unit="bytes",
                 ),
             ),

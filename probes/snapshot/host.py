@@ -95,7 +95,7 @@ class CallerLimits(Record, frozen=True, kw_only=True):
 class CgroupLevel(Record, frozen=True, kw_only=True):
     """The caller's cgroup or an ancestor that is visible and limits something."""
 
-    path: str  # the directory below /sys/fs/cgroup that was read
+    cgroup_path: str  # the directory below /sys/fs/cgroup that was read
     cpu_quota: float | None = None  # CPUs' worth of time; None is no limit
     memory_max_bytes: int | None = None  # None is no limit
 
@@ -103,7 +103,7 @@ class CgroupLevel(Record, frozen=True, kw_only=True):
 class CgroupReading(Record, frozen=True, kw_only=True):
     """The counters of one level."""
 
-    path: str
+    cgroup_path: str
     periods: int | None = None
     throttled_periods: int | None = None
     throttled_us: int | None = None
@@ -116,7 +116,7 @@ class Cgroup(Record, frozen=True, kw_only=True):
     """The control group that laggard runs in."""
 
     version: int  # 1 or 2
-    path: str
+    cgroup_path: str
     levels: tuple[CgroupLevel, ...] = ()  # the innermost first; only those with a limit
     cpuset: str | None = None  # effective CPUs
 

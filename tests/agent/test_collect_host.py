@@ -145,7 +145,7 @@ def test_a_whole_node_with_two_readings() -> None:
             nofile=ResourceLimit(soft=1024, hard=524288),
             can_exceed_memlock=True,
         ),
-        cgroup=Cgroup(version=2, path="/system.slice/cron.service", cpuset="0-3"),
+        cgroup=Cgroup(version=2, cgroup_path="/system.slice/cron.service", cpuset="0-3"),
         clock=Clock(
             synchronized=True,
             status_bits=8193,
@@ -364,22 +364,22 @@ def test_cgroup_v2_counts_every_level_that_limits() -> None:
     section, gaps = section_of(V2_POD)
     assert section.cgroup == Cgroup(
         version=2,
-        path="/pod/main",
+        cgroup_path="/pod/main",
         levels=(
-            CgroupLevel(path="/sys/fs/cgroup/pod/main", cpu_quota=4.0),
-            CgroupLevel(path="/sys/fs/cgroup/pod", memory_max_bytes=8 << 30),
+            CgroupLevel(cgroup_path="/sys/fs/cgroup/pod/main", cpu_quota=4.0),
+            CgroupLevel(cgroup_path="/sys/fs/cgroup/pod", memory_max_bytes=8 << 30),
         ),
         cpuset="0-3",
     )
     assert section.readings[0].cgroups == (
         CgroupReading(
-            path="/sys/fs/cgroup/pod/main",
+            cgroup_path="/sys/fs/cgroup/pod/main",
             periods=50,
             throttled_periods=20,
             throttled_us=900000,
         ),
         CgroupReading(
-            path="/sys/fs/cgroup/pod",
+            cgroup_path="/sys/fs/cgroup/pod",
             memory_current_bytes=8000000000,
             memory_inactive_file_bytes=6000000000,
             oom_kills=1,
@@ -413,18 +413,18 @@ def test_cgroup_v1_in_a_container_is_read_at_the_mount() -> None:
     section, _ = section_of(V1_DOCKER)
     assert section.cgroup == Cgroup(
         version=1,
-        path="/docker/4f1d",
+        cgroup_path="/docker/4f1d",
         levels=(
-            CgroupLevel(path="/sys/fs/cgroup/cpu", cpu_quota=2.0),
-            CgroupLevel(path="/sys/fs/cgroup/memory", memory_max_bytes=1 << 30),
+            CgroupLevel(cgroup_path="/sys/fs/cgroup/cpu", cpu_quota=2.0),
+            CgroupLevel(cgroup_path="/sys/fs/cgroup/memory", memory_max_bytes=1 << 30),
         ),
     )
     assert section.readings[0].cgroups == (
         CgroupReading(
-            path="/sys/fs/cgroup/cpu", periods=10, throttled_periods=1, throttled_us=5000
+            cgroup_path="/sys/fs/cgroup/cpu", periods=10, throttled_periods=1, throttled_us=5000
         ),
         CgroupReading(
-            path="/sys/fs/cgroup/memory",
+            cgroup_path="/sys/fs/cgroup/memory",
             memory_current_bytes=500000000,
             memory_inactive_file_bytes=100000000,
             oom_kills=3,

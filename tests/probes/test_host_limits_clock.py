@@ -82,17 +82,17 @@ def test_a_low_hard_limit_of_open_files() -> None:
 def grouped(first: CgroupReading, second: CgroupReading, level: CgroupLevel) -> NodeSnapshot:
     return node(
         section(
-            cgroup=Cgroup(version=2, path="/pod", levels=(level,)),
+            cgroup=Cgroup(version=2, cgroup_path="/pod", levels=(level,)),
             readings=readings({"cgroups": (first,)}, cgroups=(second,)),
         )
     )
 
 
 def cpu(periods: int, throttled: int) -> CgroupReading:
-    return CgroupReading(path="/pod", periods=periods, throttled_periods=throttled)
+    return CgroupReading(cgroup_path="/pod", periods=periods, throttled_periods=throttled)
 
 
-QUOTA = CgroupLevel(path="/pod", cpu_quota=4.0)
+QUOTA = CgroupLevel(cgroup_path="/pod", cpu_quota=4.0)
 THROTTLED, NEAR = "host.cgroup-cpu-throttled", "host.cgroup-memory-near-limit"
 
 
@@ -129,7 +129,7 @@ def test_unreadable_counters_are_unknown() -> None:
     gap = Gap(
         source="host", reason=GapReason.DENIED, fields=("cgroups",), detail="/pod/cpu.stat: refused"
     )
-    empty = CgroupReading(path="/pod")
+    empty = CgroupReading(cgroup_path="/pod")
     snapshot = grouped(empty, empty, QUOTA)
     import msgspec
 
@@ -140,12 +140,12 @@ def test_unreadable_counters_are_unknown() -> None:
 
 def memory(current: int, cache: int, kills: int | None = None) -> NodeSnapshot:
     now = CgroupReading(
-        path="/pod",
+        cgroup_path="/pod",
         memory_current_bytes=current,
         memory_inactive_file_bytes=cache,
         oom_kills=kills,
     )
-    return grouped(now, now, CgroupLevel(path="/pod", memory_max_bytes=100 * GIB))
+    return grouped(now, now, CgroupLevel(cgroup_path="/pod", memory_max_bytes=100 * GIB))
 
 
 def test_a_group_full_of_page_cache_is_no_fault() -> None:

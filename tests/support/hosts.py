@@ -162,7 +162,7 @@ def section(**changes: Any) -> HostSection:
             nofile=ResourceLimit(soft=1024, hard=524288),
             can_exceed_memlock=False,
         ),
-        "cgroup": Cgroup(version=2, path="/system.slice/cron.service"),
+        "cgroup": Cgroup(version=2, cgroup_path="/system.slice/cron.service"),
         "clock": Clock(
             synchronized=True,
             status_bits=8193,
