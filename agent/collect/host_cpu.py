@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import posixpath
+import re
 
 from agent.collect.gaps import Gaps
 from agent.host import Host
@@ -15,6 +15,7 @@ from probes.snapshot.host import CpuFacts, CpuPolicy, CpuReading, NumaNode, Pack
 _CPU = "/sys/devices/system/cpu"
 _NODE = "/sys/devices/system/node"
 _CPUINFO_LIMIT = 16 << 20  # about 1.6 KB a CPU
+_NUMBER = re.compile(r"\d{1,15}\Z", re.ASCII)
 _POLICY_FILES = (
     "scaling_governor",
     "scaling_min_freq",
@@ -65,7 +66,7 @@ def _numa_nodes(host: Host, gaps: Gaps) -> tuple[NumaNode, ...]:
         return ()
     nodes = []
     for name in names:
-        if not name.startswith("node") or not name[4:].isdecimal():
+        if not name.startswith("node") or not _NUMBER.match(name[4:]):
             continue
         cpulist: str | None = None
         try:
@@ -95,7 +96,7 @@ def _policies(host: Host, gaps: Gaps) -> tuple[CpuPolicy, ...] | None:
         driver = driver or _optional(host, f"{at}/scaling_driver")
         cpus = _optional(host, f"{at}/affected_cpus")
         values = tuple(_optional(host, f"{at}/{file}") for file in _POLICY_FILES)
-        numbers = [int(word) for word in (cpus or "").split() if word.isdecimal()]
+        numbers = [int(word) for word in (cpus or "").split() if _NUMBER.match(word)]
         if values[0] is None or not numbers:
             gaps.add(
                 GapReason.MALFORMED, "governor", device=name, detail=f"{at}: no governor or no CPUs"
@@ -125,11 +126,12 @@ def _optional(host: Host, path: str) -> str | None:
 
 
 def _mhz(khz: str | None) -> int | None:
-    return int(khz) // 1000 if khz and khz.isascii() and khz.isdecimal() else None
+    count = _count(khz)
+    return None if count is None else count // 1000
 
 
 def _count(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdecimal() else None
+    return int(text) if text and _NUMBER.match(text) else None
 
 
 def read_cpu(host: Host, facts: CpuFacts, info: CpuInfoFile, gaps: Gaps) -> CpuReading | None:
@@ -175,10 +177,10 @@ def read_throttle(host: Host, info: CpuInfoFile, gaps: Gaps) -> tuple[PackageThr
             return ()
         counts, times = [], []
         for cpu_number in members.values():
-            at = posixpath.join(_CPU, f"cpu{cpu_number}/thermal_throttle")
+            at = f"{_CPU}/cpu{cpu_number}/thermal_throttle"
             counts.append(_count(_optional(host, f"{at}/core_throttle_count")))
             times.append(_count(_optional(host, f"{at}/core_throttle_total_time_ms")))
-        at = posixpath.join(_CPU, f"cpu{speaker}/thermal_throttle")
+        at = f"{_CPU}/cpu{speaker}/thermal_throttle"
         found.append(
             PackageThrottle(
                 package=package,

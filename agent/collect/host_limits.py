@@ -184,7 +184,7 @@ def read_cgroup_counters(
                 throttled_us=cpu.get("throttled_usec")
                 if throttled_ns is None
                 else throttled_ns // 1000,
-                memory_current_bytes=int(current) if current and current.isdecimal() else None,
+                memory_current_bytes=_bytes(current),
                 memory_inactive_file_bytes=memory.get(
                     "total_inactive_file", memory.get("inactive_file")
                 ),

@@ -18,6 +18,7 @@ from probes.snapshot.host import Service
 _COMM_LENGTH = 15  # TASK_COMM_LEN without its NUL
 _VERSION = re.compile(rb"Fabric Manager version is\s*:\s*(\d+(?:\.\d+)+)")
 _VERSION_TIMEOUT_S = 2.0
+_PID = re.compile(r"\d{1,9}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class _Daemon:
     name: str  # the unit's, without .service
     program: str
     pid_file: str | None = None
+
+    @property
+    def comm(self) -> str:
+        """The program's name as the kernel keeps it."""
+        return self.program[:_COMM_LENGTH]
 
 
 _DAEMONS = (
@@ -49,7 +55,7 @@ def read_services(host: Host, gaps: Gaps) -> tuple[Service, ...]:
     if complete and not all(found.values()):
         by_comm = _processes_by_comm(host)
         for daemon in _DAEMONS:
-            pid = by_comm.get(daemon.program[:_COMM_LENGTH])
+            pid = by_comm.get(daemon.comm)
             if not found[daemon.name] and pid is not None:
                 found[daemon.name] = (pid, f"/proc/{pid}/comm")
     hidden = [name for name, place in found.items() if place is None]
@@ -89,7 +95,7 @@ def _by_unit(host: Host, daemon: _Daemon) -> tuple[int, str] | None:
             pids = host.read_text(path).split()
         except OSError:
             continue
-        if pids and pids[0].isdecimal():
+        if pids and _PID.match(pids[0]):
             return int(pids[0]), path
     return None
 
@@ -99,11 +105,12 @@ def _by_pid_file(host: Host, daemon: _Daemon) -> tuple[int, str] | None:
     if daemon.pid_file is None:
         return None
     try:
-        pid = int(host.read_text(daemon.pid_file, 64).strip())
-        comm = host.read_text(f"/proc/{pid}/comm", 64)
-    except (OSError, ValueError):
+        pid = host.read_text(daemon.pid_file, 64).strip()
+        if not _PID.match(pid) or host.read_text(f"/proc/{pid}/comm", 64) != daemon.comm:
+            return None
+    except OSError:
         return None
-    return (pid, daemon.pid_file) if comm == daemon.program[:_COMM_LENGTH] else None
+    return int(pid), daemon.pid_file
 
 
 def _processes_by_comm(host: Host) -> dict[str, int]:
@@ -113,7 +120,7 @@ def _processes_by_comm(host: Host) -> dict[str, int]:
     except OSError:
         return found
     for name in names:
-        if not name.isdecimal():
+        if not _PID.match(name):
             continue
         try:
             found.setdefault(host.read_text(f"/proc/{name}/comm", 64), int(name))
@@ -126,7 +133,7 @@ def _fabric_manager_version(host: Host, program: str) -> str | None:
     """Of the program on disk, by its own word (no file tells it); prints and exits."""
     try:
         out = host.run((program, "--version"), _VERSION_TIMEOUT_S).stdout
-    except OSError:
+    except (OSError, ValueError):
         return None
     match = _VERSION.search(out)
     return match[1].decode() if match else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 # memory.limit_in_bytes of a group without limit: PAGE_COUNTER_MAX, rounded down to a page
 _V1_UNLIMITED = 1 << 62
+_MOST_MICROSECONDS = 1 << 53
 
 
 def parse_proc_cgroup(text: str) -> dict[str, str]:
@@ -42,8 +43,8 @@ def quota_cpus(quota: str, period: str) -> float | None:
     microseconds, each = int(quota), int(period)
     if microseconds < 0:
         return None
-    if each <= 0:
-        raise ValueError(f"cpu period {period!r}")
+    if each <= 0 or max(microseconds, each) > _MOST_MICROSECONDS:
+        raise ValueError(f"cpu quota {quota[:40]!r} per {period[:40]!r}")
     return microseconds / each
 
 
@@ -57,4 +58,6 @@ def parse_memory_max(text: str) -> int | None:
     if text.strip() == "max":
         return None
     limit = int(text)
+    if limit < 0:
+        raise ValueError(f"memory limit {limit}")
     return None if limit >= _V1_UNLIMITED else limit

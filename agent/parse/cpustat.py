@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
+_TICKS = re.compile(r"\d{1,18}\Z", re.ASCII)
+
 
 def parse_cpustat(text: str) -> dict[int, tuple[int, int]]:
     """``(busy, total)`` ticks per CPU; idle and iowait are not busy, guest is in user already.
@@ -17,7 +21,7 @@ def parse_cpustat(text: str) -> dict[int, tuple[int, int]]:
             break  # the CPU lines come first; the interrupt line behind them is long
         name, *fields = line.split()
         number = name[3:]
-        ticks = [int(field) for field in fields[:8] if field.isascii() and field.isdigit()]
+        ticks = [int(field) for field in fields[:8] if _TICKS.match(field)]
         if not (number.isascii() and number.isdigit()) or len(ticks) < 4:
             continue
         total = sum(ticks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-_LINE = re.compile(r"([^\s:]+):?[ \t]+(\d{1,20})(?:[ \t]+kB)?[ \t]*\Z", re.ASCII)
+# More digits would not fit a 64-bit integer; no counter that is used gets there in a lifetime.
+_LINE = re.compile(r"([^\s:]+):?[ \t]+(?:(\d{1,18})|(\d{1,15})[ \t]+kB)[ \t]*\Z", re.ASCII)
 
 
 def parse_keyvalue(text: str) -> dict[str, int]:
@@ -19,6 +20,5 @@ def parse_keyvalue(text: str) -> dict[str, int]:
     for line in text.split("\n"):
         match = _LINE.match(line)
         if match:
-            scale = 1024 if line.rstrip().endswith("kB") else 1
-            found[match[1]] = int(match[2]) * scale
+            found[match[1]] = int(match[2]) if match[2] else int(match[3]) * 1024
     return found

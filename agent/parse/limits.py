@@ -6,6 +6,7 @@ import re
 
 from probes.snapshot.host import ResourceLimit
 
+_UNLIMITED = 1 << 63  # limits near RLIM_INFINITY are meant to be none
 _LINE = re.compile(
     r"(Max [a-z ]+?) {2,}(unlimited|\d{1,20}) +(unlimited|\d{1,20})(?: |\Z)", re.ASCII
 )
@@ -29,4 +30,6 @@ def parse_limits(text: str) -> dict[str, ResourceLimit]:
 
 
 def _limit(text: str) -> int | None:
-    return None if text == "unlimited" else int(text)
+    if text == "unlimited" or int(text) >= _UNLIMITED:
+        return None
+    return int(text)

@@ -7,7 +7,7 @@ import re
 from probes.snapshot.host import Pressure
 
 _LINE = re.compile(
-    r"(some|full) avg10=(\d{1,3}\.\d+) avg60=(\d{1,3}\.\d+) avg300=\d{1,3}\.\d+ total=(\d{1,20})",
+    r"(some|full) avg10=(\d{1,3}\.\d+) avg60=(\d{1,3}\.\d+) avg300=\d{1,3}\.\d+ total=(\d{1,18})",
     re.ASCII,
 )
 

@@ -16,6 +16,7 @@ from probes.finding import (
     Severity,
 )
 from probes.gap import GapReason
+from probes.gpu_facts import not_for_vgpu
 from probes.host_facts import NO_GPU, evidence, facts, gpu_count, rdma_ports
 from probes.registry import Clear, NotApplicable, Statements, Unread, probe
 from probes.view import Node
@@ -23,6 +24,10 @@ from probes.view import Node
 # nvml.h
 _LIBRARY_NOT_FOUND = 12
 _LIB_RM_VERSION_MISMATCH = 18
+
+_CONTROL = "/dev/nvidiactl"  # NVML and CUDA open it first
+_UVM = "/dev/nvidia-uvm"  # CUDA opens it, NVML does not
+_REFUSALS = ("EPERM", "EACCES")
 
 _PEER_MODULES = frozenset({"nvidia_peermem", "nv_peer_mem"})
 
@@ -120,8 +125,8 @@ def device_access(node: Node) -> Statements:
     Unknown Error"). It is the container, not the GPU: no reboot is needed.
 
     No fault: some of the GPUs refused while the control device is allowed: then only part of the
-    GPUs belongs to this container. A container that was never given the driver's library only
-    watches: info.
+    GPUs belongs to this container. (/dev/nvidia-uvm refused alone is a fault: NVML works without
+    it, CUDA does not.) A container that was never given the driver's library only watches: info.
 
     Sure: proven: the kernel was asked with access(2), which consults the device cgroup and opens
     nothing. EPERM is the cgroup, EACCES the file's owner and mode.
@@ -135,22 +140,23 @@ def device_access(node: Node) -> Statements:
         yield Unread("host", "devices")
         return
     gpus = gpu_count(node)
-    control = next((entry for entry in nodes if entry.path == "/dev/nvidiactl"), None)
+    by_path = {entry.path: entry for entry in nodes}
+    control = by_path.get(_CONTROL)
     if control is None:
         # the driver's helper makes the files at first use, so their absence proves nothing
-        yield NotApplicable("there is no /dev/nvidiactl here") if gpus else NO_GPU
+        yield NotApplicable(f"there is no {_CONTROL} here") if gpus else NO_GPU
         return
-    if nvml is not None and not nvml.init_error:
-        refused = [entry.path for entry in nodes if entry.access_error in ("EPERM", "EACCES")]
-        yield Clear(host, f"not granted here: {', '.join(refused)}" if refused else None)
+    refused = [entry for entry in nodes if entry.access_error in _REFUSALS]
+    works = nvml is not None and not nvml.init_error
+    main = by_path.get(_UVM, control) if works else control
+    if main.access_error not in (None, *_REFUSALS):
+        yield Unread("host", "devices", main.path, GapReason.NOT_COLLECTED)
         return
-    if control.access_error is None:
-        yield Clear(host)
+    if main not in refused or (works and control in refused):
+        names = ", ".join(entry.path for entry in refused)
+        yield Clear(host, f"not granted here: {names}" if names else None)
         return
-    if control.access_error not in ("EPERM", "EACCES"):
-        yield Unread("host", "devices", control.path, GapReason.NOT_COLLECTED)
-        return
-    by_cgroup = control.access_error == "EPERM"
+    by_cgroup = main.access_error == "EPERM"
     watcher = nvml is None or nvml.init_error_code == _LIBRARY_NOT_FOUND
     who = "the device cgroup of the caller" if by_cgroup else "the mode of the file"
     seen = f"{gpus} GPUs are on this machine" if gpus else "the GPUs can't be counted here"
@@ -161,7 +167,7 @@ def device_access(node: Node) -> Statements:
         fault_class=FaultClass.CONFIGURATION,
         job_impact=JobImpact.NONE,
         component=host,
-        summary=f"{who} refuses {control.path} ({control.access_error}), {seen}: "
+        summary=f"{who} refuses {main.path} ({main.access_error}), {seen}: "
         + ("container, not GPU" if by_cgroup else "permission, not GPU"),
         evidence=tuple(
             evidence(
@@ -170,8 +176,7 @@ def device_access(node: Node) -> Statements:
                 f"test -r {entry.path} -a -w {entry.path}; echo $?; ls -l {entry.path}",
                 source="access(2)",
             )
-            for entry in nodes
-            if entry.access_error
+            for entry in refused
         ),
         explains=("nvml.init-failed",),
         remedy=Remedy(
@@ -180,7 +185,7 @@ def device_access(node: Node) -> Statements:
             "when the job has ended, restart the container with its devices declared (CDI or "
             "--device): systemctl daemon-reload drops undeclared ones."
             if by_cgroup
-            else f"ls -l {control.path}; add the user to its group, or run as one who may open it.",
+            else f"ls -l {main.path}; add the user to its group, or run as one who may open it.",
             disruptive=False,
         ),
     )
@@ -194,7 +199,7 @@ def persistence(node: Node) -> Statements:
     it to come up again, nvidia-smi too, and settings such as power limits are forgotten.
 
     No fault: only start-up latency, so it is info. A running nvidia-persistenced does the same as
-    the mode; in containers and guests the host decides.
+    the mode; in containers and vGPU guests the host decides.
 
     Sure: proven.
 
@@ -204,7 +209,14 @@ def persistence(node: Node) -> Statements:
     if not node.live_gpus:
         yield NO_GPU
         return
-    known = [gpu for gpu in node.live_gpus if gpu.persistence_mode is not None]
+    known = [
+        gpu
+        for gpu in node.live_gpus
+        if gpu.persistence_mode is not None and not_for_vgpu(gpu) is None
+    ]
+    if not known and all(not_for_vgpu(gpu) for gpu in node.live_gpus):
+        yield NotApplicable("vGPU guest: the host keeps the GPU up")
+        return
     if not known:
         yield Unread("nvml", "persistence_mode")
         return
@@ -215,7 +227,7 @@ def persistence(node: Node) -> Statements:
     if any(s.name == "nvidia-persistenced" and s.running for s in section.driver.services):
         yield Clear(host, "nvidia-persistenced is running, which keeps the GPUs up")
         return
-    if node.snapshot.container or node.snapshot.virtualization:
+    if node.snapshot.container:
         yield Clear(host, "persistence mode is off: start-up latency only, and the host decides")
         return
     yield Finding(

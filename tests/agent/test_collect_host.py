@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.access import check_access
 from agent.collect.host import collect, resample
@@ -15,6 +18,7 @@ from agent.collect.identity import Identity, read_identity
 from agent.fstree import format_fstree, parse_fstree
 from agent.host import FixtureHost, LiveHost
 from agent.recording import RecordingHost
+from agent.tree import Refusal, TextTree
 from probes.gap import Gap, GapReason
 from probes.snapshot.host import (
     CallerLimits,
@@ -39,6 +43,7 @@ from probes.snapshot.host import (
 )
 
 HGX = (Path(__file__).parent.parent / "fixtures" / "host_hgx.fstree").read_text()
+FILES = parse_fstree(HGX).epochs[0]
 SECOND = 1_000_000_000
 
 
@@ -511,6 +516,24 @@ def test_a_recording_gives_the_same_section_again() -> None:
     same_time = msgspec.structs.replace(section.readings[0], at_ns=replayed.readings[0].at_ns)
     assert replayed == msgspec.structs.replace(section, readings=(same_time,))
     assert replayed_gaps == gaps
+
+
+@given(
+    path=st.sampled_from(sorted(p for p in FILES if not p.startswith("/@time"))),
+    content=st.one_of(
+        st.binary(max_size=80),
+        st.from_regex(r"[0-9]{1,30}( [0-9a-z=.:-]{1,30}){0,5}\n", fullmatch=True).map(str.encode),
+        st.sampled_from([Refusal(errno.EACCES), Refusal(errno.EIO), Refusal(errno.ETIMEDOUT)]),
+    ),
+)
+@settings(max_examples=200, deadline=None)
+def test_one_bad_file_never_stops_the_rest(path: str, content: bytes | Refusal) -> None:
+    bad = TextTree([{**FILES, path: content}])
+    section, _ = collect(FixtureHost(bad))
+    assert section is not None
+    section, _ = resample(FixtureHost(bad), section)
+    read_identity(FixtureHost(bad))
+    assert msgspec.json.decode(msgspec.json.encode(section), type=HostSection) == section
 
 
 def test_live_here() -> None:

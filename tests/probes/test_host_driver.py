@@ -149,6 +149,20 @@ def test_trap_30_some_gpus_not_granted_is_no_fault() -> None:
     assert notes(node(section(driver=facts)), ACCESS) == ("not granted here: /dev/nvidia1",)
 
 
+def test_the_device_that_only_cuda_opens() -> None:
+    facts = driver(devices=devices(nvidia_uvm="EPERM"))
+    found = finding(node(section(driver=facts)), ACCESS)
+    assert found.summary == (
+        "the device cgroup of the caller refuses /dev/nvidia-uvm (EPERM), 2 GPUs are on this "
+        "machine: container, not GPU"
+    )
+    # a driver that answers although its control device is refused: the files are not its own
+    facts = driver(devices=devices(nvidia_uvm="EPERM", nvidiactl="EPERM"))
+    assert notes(node(section(driver=facts)), ACCESS) == (
+        "not granted here: /dev/nvidia-uvm, /dev/nvidiactl",
+    )
+
+
 def test_device_access_that_can_not_be_judged() -> None:
     facts = driver(devices=devices(nvidiactl="ENOENT"))  # listed in a copy, nobody asked access(2)
     evaluation = judge(node(section(driver=facts), nvml=UNKNOWN_ERROR), ACCESS)
@@ -177,7 +191,11 @@ def test_trap_31_persistence_off_is_info_at_most() -> None:
 def test_trap_31_persistence_daemon_container_and_guest() -> None:
     note = "persistence mode is off: start-up latency only, and the host decides"
     assert notes(without_persistence(container="docker"), PERSISTENCE) == (note,)
-    assert notes(without_persistence(virtualization="kvm"), PERSISTENCE) == (note,)
+    slice_of_host = NvmlSection(gpus=(gpu(0, persistence_mode=False, virtualization_mode=2),))
+    guest = node(section(), nvml=slice_of_host, virtualization="kvm")
+    assert notes(guest, PERSISTENCE, Outcome.NOTAPPLICABLE) == (
+        "vGPU guest: the host keeps the GPU up",
+    )
     service = fabric_manager(name="nvidia-persistenced")
     snapshot = node(section(driver=driver(services=(service,))), nvml=without_persistence().nvml)
     assert notes(snapshot, PERSISTENCE) == (
