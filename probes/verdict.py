@@ -282,7 +282,7 @@ def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
         code="node.cannot-tell",
         culprits=(),
         summary=_joined(
-            f"Nothing wrong seen, but {len(ids)} rules could not judge ({named})",
+            f"Nothing wrong seen, but {_count(len(ids), 'rule')} could not judge ({named})",
             *reasons,
             _judged(node, results),
         ),
@@ -316,7 +316,7 @@ def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
         culprits=(),
         summary=_joined(
             f"Nothing wrong found: {_judged(node, results)}",
-            f"{len(blind)} rules could not judge" if blind else "",
+            f"{_count(len(blind), 'rule')} could not judge" if blind else "",
         ),
         confidence=Confidence.LIKELY if blind else Confidence.PROVEN,
         evidence=tuple(_fit_evidence(node)),
@@ -339,16 +339,20 @@ def _judged(node: Node, results: tuple[ProbeResult, ...]) -> str:
     elif on_bus := sum(device.is_nvidia_gpu for device in node.pci_by_address.values()):
         parts.append(f"{on_bus} GPUs on the bus, none of them through the driver")
     ports = len(snapshot.nics.ports) if snapshot.nics else 0
-    parts += [f"{ports} network ports"] if ports else []
+    parts += [_count(ports, "network port")] if ports else []
     if snapshot.kernel is not None:
         parts.append(f"{snapshot.kernel.lines_read} kernel log lines")
     passed = sum(result.outcome is Outcome.PASS for result in results)
-    text = f"{passed} rules passed" + (f" on {', '.join(parts)}" if parts else "")
+    text = f"{_count(passed, 'rule')} passed" + (f" on {', '.join(parts)}" if parts else "")
     if _without_gpu(node):
         return f"{NO_GPU}; {text}"
     if not node.gpus and snapshot.pci is None:
         return f"no GPU seen, and PCI could not be read; {text}"
     return text
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _without_gpu(node: Node) -> bool:
