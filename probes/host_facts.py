@@ -25,10 +25,16 @@ def facts(node: Node) -> HostSection:
 def gpu_count(node: Node) -> int:
     """GPUs that this machine itself works with, by whichever source saw most of them.
 
-    A GPU that is handed through to a guest (vfio-pci) is the guest's.
+    A GPU bound to another driver (vfio-pci) is handed to a guest, as virtual functions are.
     """
     pci = node.snapshot.pci
-    on_bus = [d for d in pci.devices if d.is_nvidia_gpu and d.driver != "vfio-pci"] if pci else []
+    on_bus = [
+        device
+        for device in (pci.devices if pci else ())
+        if device.is_nvidia_gpu
+        and not device.is_virtual_function
+        and device.driver in (None, "nvidia", "nouveau")
+    ]
     known_to_driver = facts(node).driver.gpu_addresses or ()
     return max(len(node.gpus), len(on_bus), len(known_to_driver))
 

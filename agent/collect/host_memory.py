@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 from agent.collect.gaps import Gaps
 from agent.host import Host
 from agent.parse.keyvalue import parse_keyvalue
@@ -50,7 +52,8 @@ def read_pressure(host: Host, resource: str, gaps: Gaps) -> Pressure | None:
     try:
         return parse_psi(host.read_text(path))
     except (OSError, ValueError) as error:
-        gaps.add_error(error, f"{resource}_pressure", path=path, allow=_PSI_ALLOW)
+        off = isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.EOPNOTSUPP)
+        gaps.add_error(error, f"{resource}_pressure", path=path, allow=_PSI_ALLOW if off else None)
         return None
 
 
