@@ -40,7 +40,7 @@ CPUS = tuple(range(8))
 
 PROBES: dict[str, Probe] = {
     value.id: value
-    for topic in ("clock", "cpu", "driver", "fabric", "limits", "memory")
+    for topic in ("clock", "cpu", "driver", "fabric", "limits", "load", "memory", "storage")
     for value in vars(importlib.import_module(f"probes.node.host_{topic}")).values()
     if isinstance(value, Probe)
 }
