@@ -8,12 +8,13 @@ that. Between a switch's upstream and downstream ports there is no link, so noth
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from probes.finding import Basis, Evidence, Expectation, Scalar
 from probes.gpu_facts import LOADED_PERCENT, not_for_vgpu
+from probes.registry import Unread
 from probes.snapshot.gpu import Gpu, GpuReading
 from probes.snapshot.pci import PciDevice, PciReading
 from probes.view import Node, is_busy
@@ -161,6 +162,29 @@ def _is_plausible(lower: PciDevice, upper: PciDevice) -> bool:
     )
 
 
+def ports_between(devices: Mapping[str, PciDevice]) -> list[PciDevice]:
+    """Downstream ports of a switch through which a GPU reaches another device on it."""
+    under: dict[str, dict[str, PciDevice]] = {}
+    with_gpu: set[str] = set()
+    for device in devices.values():
+        if not (device.is_nvidia_gpu or device.is_nic) or device.is_virtual_function:
+            continue
+        port = devices.get(device.parent or "")
+        for _ in devices:  # a chain is not longer than there are functions
+            if port is None or port.parent is None:
+                break
+            under.setdefault(port.parent, {})[port.address] = port
+            if device.is_nvidia_gpu:
+                with_gpu.add(port.parent)
+            port = devices.get(port.parent)
+    return [
+        port
+        for switch, ports in under.items()
+        if len(ports) > 1 and switch in with_gpu
+        for port in ports.values()
+    ]
+
+
 def same_model(node: Node, device: PciDevice) -> tuple[Link, ...]:
     """The own links of the node's other devices with the same ids."""
     return tuple(
@@ -181,6 +205,18 @@ def is_off_bus(device: PciDevice) -> bool:
         return False
     newest = device.readings[-1]
     return bool(newest.config_all_ones or newest.link_status_all_ones)
+
+
+def is_unknown(node: Node, field: str, address: str) -> bool:
+    """Whether a field is None because it could not be read, not because there is nothing."""
+    return any(gap.covers("pci", field, address) for gap in node.snapshot.gaps)
+
+
+def unknown_chains(node: Node) -> Iterator[Unread]:
+    """One statement for each GPU whose bridges are not known (a copy without links)."""
+    for device in node.pci_by_address.values():
+        if device.is_nvidia_gpu and is_unknown(node, "parent", device.address):
+            yield Unread("pci", "parent", device.address)
 
 
 def off_bus_above(node: Node, device: PciDevice) -> PciDevice | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from probes.finding import Basis, Component, Confidence, FaultClass, JobImpact, Severity
+from probes.finding import Basis, Component, Confidence, JobImpact, Severity
 from probes.gap import GapReason
 from probes.gpu_facts import called, smi
 from probes.pci_links import (
@@ -112,7 +112,6 @@ class Cost:
 
     severity: Severity
     job_impact: JobImpact
-    fault_class: FaultClass = FaultClass.HARDWARE
 
 
 def cost_of(node: Node, place: Place) -> Cost:

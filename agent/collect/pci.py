@@ -33,6 +33,7 @@ from agent.parse.pci_link import (
     parse_pci_uevent,
 )
 from probes.gap import Gap, GapReason
+from probes.pci_links import ports_between
 from probes.snapshot.pci import PciDevice, PciReading, PciSection
 
 T = TypeVar("T")
@@ -230,7 +231,9 @@ class _Collector:
     def _endpoint(self, device: PciDevice, slots: dict[str, str]) -> PciDevice:
         address = device.address
         if device.driver is None and not self._is_whole(address):
-            self.gaps.add(GapReason.NOT_COLLECTED, "driver", device=address, detail=_NOT_COPIED)
+            self.gaps.add(
+                GapReason.NOT_COLLECTED, "driver", "iommu_group", device=address, detail=_NOT_COPIED
+            )
         if self._link_target(address, "physfn") is not None:
             # link, errors and place are those of the physical function
             return replace(device, is_virtual_function=True)
@@ -323,9 +326,8 @@ class _Collector:
     def _with_acs(self, devices: Iterable[PciDevice]) -> list[PciDevice]:
         """The devices, with the ACS control register of the switch ports between two of them."""
         by_address = {device.address: device for device in devices}
-        for address in _ports_between(by_address):
-            device = by_address[address]
-            by_address[address] = replace(device, acs_control=self._acs(address))
+        for port in ports_between(by_address):
+            by_address[port.address] = replace(port, acs_control=self._acs(port.address))
         return list(by_address.values())
 
     def _acs(self, address: str) -> int | None:
@@ -381,24 +383,3 @@ def _hex_or_none(text: str | None) -> int | None:
         return parse_hex(text or "")
     except ValueError:
         return None
-
-
-def _ports_between(devices: dict[str, PciDevice]) -> list[str]:
-    """Downstream ports of a switch through which a GPU reaches another device under it."""
-    under: dict[str, set[str]] = {}
-    with_gpu: set[str] = set()
-    for device in devices.values():
-        if device.is_bridge or device.is_nvswitch or device.is_virtual_function:
-            continue
-        port = devices.get(device.parent or "")
-        while port is not None and port.parent is not None:
-            under.setdefault(port.parent, set()).add(port.address)
-            if device.is_nvidia_gpu:
-                with_gpu.add(port.parent)
-            port = devices.get(port.parent)
-    return sorted(
-        port
-        for above, ports in under.items()
-        if len(ports) > 1 and above in with_gpu
-        for port in ports
-    )

@@ -18,7 +18,7 @@ from probes.finding import (
     Severity,
 )
 from probes.gap import GapReason
-from probes.pci_links import device_words, off_bus_above, sysfs
+from probes.pci_links import device_words, is_unknown, off_bus_above, sysfs
 from probes.registry import Clear, NotApplicable, Statement, Statements, Unread, probe
 from probes.snapshot.gpu import Gpu, GpuState
 from probes.snapshot.pci import PciDevice
@@ -91,7 +91,7 @@ def _off_bus_finding(node: Node, device: PciDevice, silent: PciDevice, answering
         job_impact=JobImpact.BREAKS,
         component=node.pci_component(device),
         summary=f"GPU {device.address} has fallen off the bus: {what}; "
-        f"{answering} other GPU{'s' if answering != 1 else ''} answer{'' if answering != 1 else 's'}",
+        + (f"{answering} other GPUs answer" if answering != 1 else "1 other GPU answers"),
         evidence=(
             Evidence(
                 source="sysfs",
@@ -143,7 +143,7 @@ def _unlisted(node: Node) -> Iterator[Statement]:
     for device in _pci_gpus(node):
         if device.driver in _PASSTHROUGH:
             yield NotApplicable(f"{device.address} is handed to {device.driver} on purpose")
-        elif device.driver is None and _is_unknown(node, "driver", device.address):
+        elif device.driver is None and is_unknown(node, "driver", device.address):
             yield Unread("pci", "driver", device.address)
     if nvml is None or nvml.init_error is not None:
         for device in bound:
@@ -308,7 +308,7 @@ def no_driver(node: Node) -> Statements:
     served = any(device.driver == "nvidia" for device in gpus)
     for device in gpus:
         component = node.pci_component(device)
-        if device.driver is None and _is_unknown(node, "driver", device.address):
+        if device.driver is None and is_unknown(node, "driver", device.address):
             yield Unread("pci", "driver", device.address)
         elif device.driver in _PASSTHROUGH:
             yield NotApplicable(f"{device.address} is handed to {device.driver} on purpose")
@@ -353,8 +353,3 @@ def _pci_gpus(node: Node) -> list[PciDevice]:
         for device in node.pci_by_address.values()
         if device.is_nvidia_gpu and not device.is_virtual_function
     ]
-
-
-def _is_unknown(node: Node, field: str, device: str) -> bool:
-    """Whether a gap explains why a field of a PCI device is missing (it is not simply none)."""
-    return any(gap.covers("pci", field, device) for gap in node.snapshot.gaps)

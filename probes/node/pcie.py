@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from probes.finding import Action, Basis, Confidence, Evidence, Finding, Remedy
+from probes.finding import (
+    Action,
+    Basis,
+    Confidence,
+    Evidence,
+    FaultClass,
+    Finding,
+    JobImpact,
+    Remedy,
+    Severity,
+)
 from probes.gpu_facts import shown
 from probes.pci_links import is_at_work, median, nvml_widths, same_model, sysfs
 from probes.pci_places import (
@@ -31,13 +41,16 @@ def width_trained_down(node: Node) -> Statements:
 
     No fault: fewer lanes than the card has because the slot or the switch port has no more (that
     is pcie.slot-limited); GPUs with C2C, whose PCIe link is narrow by design; in a virtual
-    machine, GPUs that all show the same: how the host is wired can't be seen from inside. Idle
-    links lower their speed, not their width, so width counts at rest too.
+    machine, GPUs that all show the same, and a lone one (info): how the host is wired can't be
+    seen from inside, and clouds do wire x8. At rest links lower their speed, hardly ever their
+    width (NVIDIA documents that they may), so width counts at rest too.
 
-    Sure: proven when both ends are seen and a job runs, or the device is no GPU; likely at rest,
-    and where the port above can't be seen (container, virtual machine, copied files) and the
-    expectation is NVML's maximum for GPU and system together, or the siblings' width. Info when
-    an adapter's ports are slower than even the narrow link.
+    Sure: proven when both ends are seen, a job runs and a sibling has all its lanes, or when the
+    device is no GPU. Likely at rest or without siblings, since some cards and ports claim lanes
+    that are not wired; likely also where the port above can't be seen and the expectation is
+    NVML's maximum for GPU and system together, or the siblings' width. Possible when three or more
+    cards are all alike: that is rather how the machine is wired or its slots are split
+    (configuration). Info when an adapter's ports are slower than even the narrow link.
 
     Do: drain, reseat or re-cable, look at the width again. Receiver errors on the same link
     (pcie.aer-correctable-rate) point at the contact.
@@ -60,17 +73,27 @@ def _judge(node: Node, place: Place) -> Statement:
         if (limit := link.width_max) is not None:
             if width >= limit:
                 return Clear(place.component)
-            sure = place.gpu is None and not link.lower.is_nvidia_gpu
-            sure = sure or (is_at_work(place.gpu) is True and len(place.widths) > 1)
             return _finding(node, place, width, Expected(
                 value=limit,
                 basis=basis_of(own, limit),
                 words=f"both ends support x{limit}",
-                confidence=Confidence.PROVEN if sure else Confidence.LIKELY,
+                confidence=_how_sure(node, place, width),
             ))  # fmt: skip
     if place.gpu is not None and place.gpu.limits.pcie_max_link_width_lanes is not None:
         return _by_nvml(node, place, width)
     return _by_siblings(node, place, width)
+
+
+def _how_sure(node: Node, place: Place, width: int) -> Confidence:
+    """Both ends claim more lanes; some cards and ports claim lanes that nobody wired."""
+    if place.link is None or not place.link.lower.is_nvidia_gpu:
+        return Confidence.PROVEN
+    others = [max(other.widths) for other in same_model(node, place.link.lower) if other.widths]
+    if len(others) >= 2 and set(others) == {width}:
+        return Confidence.POSSIBLE
+    if any(other > width for other in others) and is_at_work(place.gpu):
+        return Confidence.PROVEN
+    return Confidence.LIKELY
 
 
 def _by_nvml(node: Node, place: Place, width: int) -> Statement:
@@ -115,12 +138,16 @@ def _by_siblings(node: Node, place: Place, width: int) -> Statement:
 
 def _finding(node: Node, place: Place, width: int, expected: Expected) -> Finding:
     cost = cost_of(node, place)
+    # a lone GPU of a guest: the host may have wired it so
+    unseen = expected.confidence is Confidence.POSSIBLE and node.snapshot.virtualization is not None
     return Finding(
         id=width_trained_down.id,
-        severity=cost.severity,
+        severity=Severity.INFO if unseen else cost.severity,
         confidence=expected.confidence,
-        fault_class=cost.fault_class,
-        job_impact=cost.job_impact,
+        fault_class=FaultClass.CONFIGURATION
+        if expected.confidence is Confidence.POSSIBLE
+        else FaultClass.HARDWARE,
+        job_impact=JobImpact.NONE if unseen else cost.job_impact,
         component=place.component,
         summary=f"{place.words} trained x{width}, {expected.words}{place.shared}",
         evidence=tuple(_evidence(place, width, expected)),

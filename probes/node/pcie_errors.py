@@ -19,7 +19,7 @@ from probes.finding import (
 )
 from probes.gap import GapReason
 from probes.gpu_facts import called, not_for_vgpu, shown, smi
-from probes.pci_links import device_words, link_words, links, speed_of, sysfs
+from probes.pci_links import device_words, is_off_bus, link_words, links, speed_of, sysfs
 from probes.registry import (
     Clear,
     Limit,
@@ -253,7 +253,7 @@ def aer_uncorrectable(node: Node) -> Statements:
     reset the device for fatal ones; reseat it if they come again.
     """
     for device in node.pci_by_address.values():
-        if device.readings and device.readings[-1].config_all_ones is not True:
+        if device.readings and not device.is_nvswitch and not is_off_bus(device):
             yield _uncorrectable(node, device)
 
 

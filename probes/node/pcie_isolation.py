@@ -12,7 +12,14 @@ from probes.finding import (
     Remedy,
     Severity,
 )
-from probes.pci_links import gpu_at, not_by_pcie, sysfs
+from probes.pci_links import (
+    gpu_at,
+    is_unknown,
+    not_by_pcie,
+    ports_between,
+    sysfs,
+    unknown_chains,
+)
 from probes.registry import Clear, NotApplicable, Statements, Unread, probe
 from probes.snapshot.pci import PciDevice
 from probes.view import Node
@@ -45,7 +52,8 @@ def acs_redirect(node: Node) -> Statements:
     if (why := _shielded(node)) is not None:
         yield NotApplicable(why)
         return
-    between = _ports_between(node)
+    yield from unknown_chains(node)
+    between = ports_between(node.pci_by_address)
     if not between:
         yield NotApplicable("no PCIe switch with a GPU and another device on it")
     redirected: dict[str, list[PciDevice]] = {}
@@ -74,26 +82,6 @@ def _shielded(node: Node) -> str | None:
     return None
 
 
-def _ports_between(node: Node) -> list[PciDevice]:
-    """Downstream ports of a switch through which a GPU reaches another device on it."""
-    under: dict[str, dict[str, PciDevice]] = {}
-    with_gpu: set[str] = set()
-    for device in node.pci_by_address.values():
-        if not (device.is_nvidia_gpu or device.is_nic) or device.is_virtual_function:
-            continue
-        for port in node.pci_chain(device.address)[1:]:
-            if port.parent is not None:
-                under.setdefault(port.parent, {})[port.address] = port
-                if device.is_nvidia_gpu:
-                    with_gpu.add(port.parent)
-    return [
-        port
-        for switch, ports in under.items()
-        if len(ports) > 1 and switch in with_gpu
-        for port in ports.values()
-    ]
-
-
 def _acs_finding(node: Node, switch: str, ports: list[PciDevice]) -> Finding:
     direct = all((port.acs_control or 0) & _DIRECT_TRANSLATED for port in ports)
     names = ", ".join(port.address for port in ports[:2]) + (", …" if len(ports) > 2 else "")
@@ -117,7 +105,6 @@ def _acs_finding(node: Node, switch: str, ports: list[PciDevice]) -> Finding:
             )
             for port in ports
         ),
-        explains=("pcie.iommu",),
         remedy=Remedy(
             action=Action.RECONFIGURE,
             text="On bare metal switch ACS off in the firmware's setup, or clear the redirect "
@@ -145,33 +132,41 @@ def iommu(node: Node) -> Statements:
     if (why := _shielded(node)) is not None:
         yield NotApplicable(why)
         return
+    translated: list[PciDevice] = []
     for device in node.pci_by_address.values():
         if not device.is_nvidia_gpu or device.is_virtual_function:
             continue
         gpu = gpu_at(node, device.address)
-        component = node.pci_component(device)
         if gpu is not None and (by_design := not_by_pcie(gpu)):
             yield NotApplicable(by_design)
-        elif device.iommu_group is None:
-            yield Clear(component)
-        elif device.iommu_group_type is None:
+        elif device.iommu_group is None and is_unknown(node, "iommu_group", device.address):
+            yield Unread("pci", "iommu_group", device.address)
+        elif device.iommu_group is not None and device.iommu_group_type is None:
             yield Unread("pci", "iommu_group_type", device.address)
-        elif device.iommu_group_type not in _TRANSLATING:
-            yield Clear(component)
+        elif device.iommu_group_type in _TRANSLATING:
+            translated.append(device)
         else:
-            yield Finding(
-                id=iommu.id,
-                severity=Severity.INFO,
-                confidence=Confidence.POSSIBLE,
-                fault_class=FaultClass.CONFIGURATION,
-                job_impact=JobImpact.NONE,
-                component=component,
-                summary=f"GPU {device.address}: the IOMMU translates its transfers "
-                f"(group {device.iommu_group} is {device.iommu_group_type}, not identity)",
-                evidence=(sysfs(device, "iommu_group/type", device.iommu_group_type),),
-                remedy=Remedy(
-                    action=Action.RECONFIGURE,
-                    text="On bare metal boot with iommu=pt where peer-to-peer copies are slow.",
-                    disruptive=True,
-                ),
-            )
+            yield Clear(node.pci_component(device))
+    if translated:
+        yield _iommu_finding(node, translated)
+
+
+def _iommu_finding(node: Node, devices: list[PciDevice]) -> Finding:
+    first = devices[0]
+    count = f"{len(devices)} GPU{'s' if len(devices) > 1 else ''}"
+    return Finding(
+        id=iommu.id,
+        severity=Severity.INFO,
+        confidence=Confidence.POSSIBLE,
+        fault_class=FaultClass.CONFIGURATION,
+        job_impact=JobImpact.NONE,
+        component=node.host_component(),
+        summary=f"The IOMMU translates the transfers of {count} "
+        f"(group type {first.iommu_group_type}, passthrough is identity)",
+        evidence=(sysfs(first, "iommu_group/type", first.iommu_group_type),),
+        remedy=Remedy(
+            action=Action.RECONFIGURE,
+            text="On bare metal boot with iommu=pt where peer-to-peer copies are slow.",
+            disruptive=True,
+        ),
+    )

@@ -26,6 +26,7 @@ from probes.pci_links import (
     speed_of,
     speed_words,
     sysfs,
+    unknown_chains,
 )
 from probes.pci_places import Place, excused, places
 from probes.registry import Clear, NotApplicable, Statement, Statements, Unread, probe
@@ -79,6 +80,7 @@ def upstream_bottleneck(node: Node) -> Statements:
         yield NotApplicable("virtual machine: its bridges are the hypervisor's invention")
         return
     uplinks = [link for link in links(node) if link.is_uplink]
+    yield from unknown_chains(node)
     if not uplinks:
         yield NotApplicable("no PCIe switch between the devices and the root ports")
     for link in uplinks:
@@ -143,7 +145,7 @@ def _slot_finding(node: Node, place: Place, slot: Shape, card: Shape, lost: str)
     severity, impact, why = Severity.INFO, JobImpact.NONE, "as built: not trained down"
     if better:
         severity, impact = Severity.WARNING, JobImpact.SLOWS
-        why = f"{better} of its siblings have a better slot"
+        why = f"siblings with a better slot: {better}"
     elif rate is not None and left is not None:
         if left >= rate:
             return Clear(place.component, f"slot gives {lost}: enough for ports of {rate:g} Gbit/s")

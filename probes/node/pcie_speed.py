@@ -137,7 +137,7 @@ def _finding(node: Node, place: Place, speed: float, expected: Expected) -> Find
         id=speed_trained_down.id,
         severity=cost.severity,
         confidence=expected.confidence,
-        fault_class=cost.fault_class,
+        fault_class=FaultClass.HARDWARE,
         job_impact=cost.job_impact,
         component=place.component,
         summary=f"{place.words} runs at {speed_words(speed)}{busy}, {expected.words}{place.shared}",
