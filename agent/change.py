@@ -107,7 +107,7 @@ def change_lines(change: Change, host: str) -> Iterable[str]:
         yield f"{host}: {change.health_before.value} -> {change.kept.health.value}"
     for word, findings in (("new", change.new), ("worse", change.worse)):
         for finding in findings:
-            yield f"{word}      {finding.severity.value}  {finding.id}  {finding.summary}"
+            yield f"{word:<7}  {finding.severity.value}  {finding.id}  {finding.summary}"
     for seen in change.cleared:
         yield f"cleared  {seen.severity.value}  {seen.id}  was: {seen.summary}"
     for seen in change.unseen:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -61,6 +62,11 @@ def read_toml(path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # bad TOML or bad UTF-8
         raise LaggardError(f"{path} is no TOML: {error}") from None
     return data
+
+
+def toml_value(value: Any) -> str:
+    """A string, number, truth value or list as TOML writes it: as JSON does, but for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def load_config(explicit: str | None, options: Collection[str]) -> Config:

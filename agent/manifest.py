@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from agent.config import read_toml
+from agent.config import read_toml, toml_value
 from agent.errors import LaggardError
 from probes.snapshot.manifest import Manifest
 from probes.snapshot.node import NodeSnapshot
@@ -73,13 +72,10 @@ def format_manifest(manifest: Manifest) -> str:
     """The manifest as TOML that ``read_manifest`` reads back."""
     plain = {key: value for key, value in msgspec.to_builtins(manifest).items() if value}
     rates = plain.pop("nic_rates_gbps", {})
-    lines = [f"{key} = {_toml(value)}" for key, value in plain.items()]
+    lines = [f"{key} = {toml_value(value)}" for key, value in plain.items()]
     if rates:
         lines += ["", "[nic_rates_gbps]"]
-        lines += [f"{_toml(key)} = {_toml(value)}" for key, value in sorted(rates.items())]
+        lines += [
+            f"{toml_value(key)} = {toml_value(value)}" for key, value in sorted(rates.items())
+        ]
     return "".join(line + "\n" for line in lines)
-
-
-def _toml(value: str | float) -> str:
-    """JSON's strings and numbers are TOML's, but for DEL, which TOML wants escaped."""
-    return json.dumps(value).replace("\x7f", "\\u007f")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import click
 from click.core import ParameterSource
 
@@ -33,7 +30,7 @@ def show(origin: bool, explicit: str | None) -> int:  # fmt: skip
     """
     from agent.cli import main
     from agent.cli.check import check
-    from agent.config import Config, check_ids
+    from agent.config import Config, check_ids, toml_value
     from probes.registry import discover
 
     parent = click.Context(main, info_name="laggard", auto_envvar_prefix=options.ENV_PREFIX)
@@ -58,20 +55,16 @@ def show(origin: bool, explicit: str | None) -> int:  # fmt: skip
         if value is None:
             lines.append((f"# {name} is not set", where))
         else:
-            lines.append((f"{name} = {_toml(value)}", where))
+            lines.append((f"{name} = {toml_value(options.plain(value))}", where))
     for id in sorted({*found.severities, *found.limits}):
         lines.append(("", ""))
-        lines.append((f"[probes.{_toml(id)}]", ""))
+        lines.append((f"[probes.{toml_value(id)}]", ""))
         if severity := found.severities.get(id):
-            lines.append((f"severity = {_toml(severity.value.value)}", severity.origin))
+            lines.append((f"severity = {toml_value(severity.value.value)}", severity.origin))
         lines += [
-            (f"limits.{name} = {_toml(limit.value)}", limit.origin)
+            (f"limits.{name} = {toml_value(limit.value)}", limit.origin)
             for name, limit in sorted(found.limits.get(id, {}).items())
         ]
     for text, where in lines:
         click.echo(f"{text:<40}  # {where}" if origin and where else text)
     return 0
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(list(value) if isinstance(value, tuple) else value)

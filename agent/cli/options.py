@@ -82,3 +82,8 @@ def configurable(command: click.Command) -> dict[str, click.Option]:
         for option in command.params
         if isinstance(option, click.Option) and option.name not in ("config", "source", "help")
     }
+
+
+def plain(value: Any) -> Any:
+    """A parameter's value as a file would say it."""
+    return list(value) if isinstance(value, tuple) else value
