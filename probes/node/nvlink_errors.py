@@ -105,9 +105,12 @@ def _bad_links(
     still = len(readings) > 1 and first.nvlink_errors == last.nvlink_errors
     if still and not node.has_last_run("gpu", gpu.uuid):
         return
-    for position, link in enumerate(links[: len(last.nvlink_errors or ())]):
+    # strict=False: a reading may have failed after some links
+    for position, (link, counts) in enumerate(zip(links, last.nvlink_errors or (), strict=False)):
         rates = {}
         for name in (*_CRC, *_EVENTS):
+            if not getattr(counts, name):
+                continue
             per_second, live = _rate(node, gpu, link, position, name)
             allowed = limits["crc_per_second"] if name in _CRC else limits["events_per_hour"] / 3600
             if per_second and per_second >= allowed:
@@ -124,13 +127,11 @@ def _rate(node: Node, gpu: Gpu, link: NvLink, at: int, name: str) -> tuple[float
         value: int | None = getattr(errors[at], name) if errors and at < len(errors) else None
         return value
 
-    now = counter(gpu.readings[-1])
-    if not now:
-        return 0.0, False
     moved = delta(gpu.readings, counter)
     live = moved is not None and moved[0] > 0
     if not live:
-        moved = node.since_last_run("gpu", gpu.uuid, f"nvlink_errors.{link.link}.{name}", now)
+        now = next((c for r in reversed(gpu.readings) if (c := counter(r)) is not None), None)
+        moved = node.since_last_run("gpu", gpu.uuid, f"nvlink{link.link}.{name}", now)
     return (moved[0] / (moved[1] / 1e9) if moved else 0.0), live
 
 

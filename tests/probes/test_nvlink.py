@@ -6,10 +6,12 @@ import msgspec
 
 from probes.finding import Confidence, FaultClass, Severity
 from probes.gap import GapReason
+from probes.node_baseline import baseline_of
 from probes.result import Outcome
 from probes.snapshot.gpu import NvLinkErrors
 from tests.support.gpus import (
     PCI,
+    TAKEN_AT_NS,
     eight,
     findings,
     found,
@@ -204,13 +206,21 @@ def test_replays_totals_and_slow_growth_are_no_fault():
 
 def test_recoveries_since_the_last_run():
     bad = h100(1, samples=1, reading={"nvlink_errors": errors(l3={"recovery": 7})})
-    counters = gpu_counters(bad, **{"nvlink_errors.3.recovery": 5})
+    counters = gpu_counters(bad, **{"nvlink3.recovery": 5})
     snapshot = eight({1: bad}, busy=False, baseline=last_run(counters, seconds_ago=600))
     (finding,) = findings(snapshot)
     assert finding.summary == (
         "GPU 0000:43:00.0 NVLink 3 from 0000:05:00.0: 12/h recoveries since the last run"
     )
     assert finding.confidence is Confidence.LIKELY
+
+
+def test_the_last_run_is_what_the_baseline_keeps():
+    before = h100(1, samples=1, reading={"nvlink_errors": errors(l3={"recovery": 5})})
+    after = h100(1, samples=1, reading={"nvlink_errors": errors(l3={"recovery": 7})})
+    then = eight({1: before}, busy=False, taken_at_ns=TAKEN_AT_NS - 600 * 10**9)
+    snapshot = eight({1: after}, busy=False, baseline=baseline_of(then))
+    assert found(snapshot) == [(ERRORS, f"{PCI[1]} link 3")]
 
 
 def test_blackwell_counters():
