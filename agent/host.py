@@ -13,9 +13,12 @@ import subprocess
 import time
 import urllib.parse
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.tree import READ_LIMIT_BYTES, DiskTree, FileStat, TextTree, Tree
+
+if TYPE_CHECKING:
+    from agent.nvml_channel import NvmlChannel
 
 _KMSG_RECORD_BYTES = 8192  # printk's longest record is below this (PRINTKRB_RECORD_MAX 1024 + dict)
 
@@ -67,6 +70,9 @@ class Host(Protocol):
 
     def run(self, argv: tuple[str, ...], timeout_s: float) -> CommandResult:
         """Run a program. Raises FileNotFoundError, PermissionError or TimeoutError."""
+
+    def open_nvml(self) -> NvmlChannel:
+        """A process that talks to NVML. Raises FileNotFoundError when there can be none."""
 
     def euid(self) -> int:
         """The effective user id that the readings were taken with."""
@@ -180,6 +186,12 @@ class LiveHost(_TreeHost):
                 raise TimeoutError(f"{argv[0]} did not end within {timeout_s:g} s") from None
         return CommandResult(child.returncode, out, err)
 
+    def open_nvml(self) -> NvmlChannel:
+        """See Host."""
+        from agent.nvml_channel import LiveNvmlChannel
+
+        return LiveNvmlChannel()
+
     def euid(self) -> int:
         """See Host."""
         return os.geteuid()
@@ -213,7 +225,8 @@ class FixtureHost(_TreeHost):
     Time stands still but for ``sleep``, which moves both clocks and, in a text tree, on to the next
     reading. Special files stand under ``/@``: ``/@run/ARGV`` (exit code line, then the output),
     ``/@statvfs/PATH`` (size and free bytes; ``/@statvfs/@`` for the root), ``/@access/PATH``
-    (anything, or a refusal), ``/@adjtimex``, ``/@euid``, ``/@time_ns``.
+    (anything, or a refusal), ``/@adjtimex``, ``/@euid``, ``/@time_ns``, ``/@nvml``
+    (see ``agent.nvml_channel``).
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -254,6 +267,12 @@ class FixtureHost(_TreeHost):
                 raise TimeoutError(f"{argv[0]} did not end within {timeout_s:g} s") from None
             raise
         return CommandResult(int(code), out, b"")
+
+    def open_nvml(self) -> NvmlChannel:
+        """See Host; the recorded answers stand at ``/@nvml``."""
+        from agent.nvml_channel import ReplayedNvmlChannel
+
+        return ReplayedNvmlChannel(self.read_text("/@nvml", limit=64 << 20))
 
     def euid(self) -> int:
         """See Host."""

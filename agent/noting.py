@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 
 from agent.host import CommandResult, Host
+from agent.nvml_channel import NvmlChannel
 from agent.tree import READ_LIMIT_BYTES, FileStat
 
 _BYTES = 4096
@@ -96,6 +97,10 @@ class NotingHost:
         """See Host."""
         self._note.begin(" ".join(argv))
         return self.inner.run(argv, timeout_s)
+
+    def open_nvml(self) -> NvmlChannel:
+        """See Host."""
+        return self.inner.open_nvml()
 
     def euid(self) -> int:
         """See Host."""

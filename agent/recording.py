@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from agent.host import CommandResult, Host, run_path, statvfs_path
+from agent.nvml_channel import NvmlChannel
 from agent.tree import READ_LIMIT_BYTES, Entry, FileStat, Link, Refusal, TextTree
 
 T = TypeVar("T")
@@ -180,6 +181,16 @@ class RecordingHost:
             lambda found: f"{found.returncode}\n".encode() + found.stdout,
         )
 
+    def open_nvml(self) -> NvmlChannel:
+        """See Host."""
+        return _RecordingChannel(self.inner.open_nvml(), self._put_nvml)
+
+    def _put_nvml(self, line: str) -> None:
+        entries = self.tree.epochs[0]
+        before = entries.get("/@nvml", b"")
+        assert isinstance(before, bytes)  # noqa: S101 - only written here
+        entries["/@nvml"] = before + line.encode() + b"\n"
+
     def euid(self) -> int:
         """See Host."""
         return self.inner.euid()
@@ -196,3 +207,31 @@ class RecordingHost:
         """See Host; what is read from here on belongs to the next epoch."""
         self.inner.sleep(seconds)
         self.tree.epochs.append({})
+
+
+class _RecordingChannel:
+    """Passes lines on and keeps them, in the form that ReplayedNvmlChannel reads."""
+
+    def __init__(self, inner: NvmlChannel, keep: Callable[[str], None]) -> None:
+        self._inner, self._keep = inner, keep
+
+    def send(self, line: str) -> None:
+        """See NvmlChannel."""
+        self._keep(f"> {line}")
+        self._inner.send(line)
+
+    def receive(self, until_ns: int) -> str:
+        """See NvmlChannel."""
+        line = self._inner.receive(until_ns)
+        self._keep(f"< {line}")
+        return line
+
+    def abandon(self) -> str:
+        """See NvmlChannel."""
+        state = self._inner.abandon()
+        self._keep(f"! {state}")
+        return state
+
+    def close(self) -> None:
+        """See NvmlChannel."""
+        self._inner.close()
