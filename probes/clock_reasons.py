@@ -19,7 +19,7 @@ from probes.finding import (
     Remedy,
     Severity,
 )
-from probes.gpu_facts import Clocks, called, clocks_of, not_for_vgpu, shown, smi
+from probes.gpu_facts import Clocks, clocks_of, gpu_finding, not_for_vgpu, shown, smi
 from probes.registry import Clear, Limit, NotApplicable, Statement, Unread
 from probes.snapshot.gpu import Gpu
 from probes.view import Node, delta, last_reading, median_of
@@ -293,14 +293,15 @@ def held_finding(
     """A GPU whose clock a reason holds down: for how long, and what it costs."""
     clocks = clocks_of(node, gpu)
     sm_mhz = sm_while(gpu, reason, clocks)
-    return Finding(
-        id=reason.probe_id,
+    return gpu_finding(
+        node,
+        gpu,
+        reason.probe_id,
+        f"under {reason.name} {how.text}{cost(sm_mhz, clocks)}{why}",
         severity=severity,
+        impact=JobImpact.SLOWS,
         confidence=confidence or how.confidence,
         fault_class=fault_class,
-        job_impact=JobImpact.SLOWS,
-        component=node.gpu_component(gpu),
-        summary=f"{called(gpu)} under {reason.name} {how.text}{cost(sm_mhz, clocks)}{why}",
         evidence=(*reason_evidence(gpu, reason, acts, sm_mhz, clocks), *more),
         explains=explains,
         remedy=remedy,

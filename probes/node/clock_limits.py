@@ -59,8 +59,8 @@ BELOW_MAX = Limit(
         "hidden_cap_percent": Limit(
             80.0,
             "% of the enforced limit",
-            "laggard: power is averaged over 1 s (nvml.h), so a GPU that is capped all the time "
-            "and yet draws less than this is capped by something that NVML does not show",
+            "laggard: while capped a GPU draws its limit, so over the sample it draws at least "
+            "the limit times the share of time; a fifth less leaves room for the 1 s averaging",
         ),
     },
 )
@@ -68,12 +68,13 @@ def sw_power_cap(node: Node, limits: Limits) -> Statements:
     """The driver's power cap holds the clock down, and not by design.
 
     At full load a healthy GPU runs into its power limit, so the cap alone is no fault, also on
-    every GPU at once. It is one when the limit was set below the board's default; when the draw
-    is far below the limit and the cap is active all the time (a cap from outside); or when
-    siblings with the same limit and the same draw run clearly faster.
+    every GPU at once. It is one when the limit was set below the board's default (or below the
+    manifest's); when the draw is far below the limit though the cap is active most of the time (a
+    cap from outside); or when siblings with the same limit and draw run clearly faster.
 
     No fault: the cap at full load with the clock near the siblings'; the cap on an idle GPU;
-    5-10 % between siblings (silicon, place in the air stream).
+    5-10 % between siblings (silicon, place in the air stream); a Grace module, whose CPU and GPU
+    share one limit.
 
     Sure: proven for a lowered limit or a hidden cap when the counter moved; possible for
     the comparison with siblings, because a heavier kernel also costs clock: compare at equal load.
@@ -97,8 +98,8 @@ def _power_cap(
     if clocks.loaded is False and how.now:
         return Clear(node.gpu_component(gpu), "power cap bit at rest: nothing is slowed")
     enforced = gpu.limits.power_limit_enforced_mw
-    default = gpu.limits.power_limit_default_mw
-    draw = median_of(reading.power_mw for reading in gpu.readings)
+    default = _expected_limit_mw(node, gpu)
+    draw = max((r.power_mw for r in gpu.readings if r.power_mw is not None), default=None)
     if enforced is not None and default is not None and enforced < default:
         alike = all(
             sibling.limits.power_limit_enforced_mw == enforced for sibling in node.siblings(gpu)
@@ -112,7 +113,7 @@ def _power_cap(
             # the same limit on every GPU is somebody's decision
             severity=Severity.INFO if alike else Severity.WARNING,
             fault_class=FaultClass.CONFIGURATION,
-            why=f"; limit {enforced / 1000:.0f} W, default {default / 1000:.0f} W",
+            why=f"; limit {enforced / 1000:.0f} W, expected {default / 1000:.0f} W",
             more=(_limit_shown(gpu, enforced, default),),
             remedy=Remedy(
                 action=Action.RECONFIGURE,
@@ -123,7 +124,10 @@ def _power_cap(
         )
     if clocks.loaded is not True or draw is None or not enforced:
         return Clear(node.gpu_component(gpu), "power cap at the default limit: the design point")
-    if 100 * draw < limits["hidden_cap_percent"] * enforced and (acts.percent or 0) >= 50:
+    share = (acts.percent or 0) / 100
+    if share >= 0.5 and 100 * draw < limits["hidden_cap_percent"] * share * enforced:
+        if gpu.c2c_enabled:
+            return Clear(node.gpu_component(gpu), "Grace module: CPU and GPU share its power")
         return held_finding(
             node,
             gpu,
@@ -164,6 +168,14 @@ def _power_cap(
             ),
         )
     return Clear(node.gpu_component(gpu), "power cap at full load is the design point")
+
+
+def _expected_limit_mw(node: Node, gpu: Gpu) -> int | None:
+    """The manifest's limit where it names one, else the board's default."""
+    manifest = node.snapshot.manifest
+    if manifest is not None and manifest.gpu_power_limit_w is not None:
+        return round(manifest.gpu_power_limit_w * 1000)
+    return gpu.limits.power_limit_default_mw
 
 
 def _draws_alike(sibling: Gpu, draw_mw: float, enforced_mw: int) -> bool:

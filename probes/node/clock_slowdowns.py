@@ -190,7 +190,12 @@ def _chassis_brake(node: Node, hit: list[tuple[Gpu, Activity, Held]], judged: in
     limits={
         "halved_percent": Limit(
             40.0, "% below", "nvml.h: hardware slowdown cuts the clock by a factor of 2 or more"
-        )
+        ),
+        "readings_percent": Limit(
+            25.0,
+            "% of the readings",
+            "laggard: a change of clock shows the bit for one reading, not for one in four",
+        ),
     },
 )
 def hw_slowdown(node: Node, limits: Limits) -> Statements:
@@ -201,8 +206,8 @@ def hw_slowdown(node: Node, limits: Limits) -> Statements:
     name its reason. The clock is halved or worse while it lasts.
 
     No fault: the bit alone in one reading, which every change of clock or P-state shows; at rest.
-    No counter times it, so it must stand in every reading of a loaded GPU; one reading alone
-    counts only together with a halved clock.
+    No counter times it, so it must stand in both readings of a loaded GPU (in a quarter of a
+    longer series); a single reading counts only together with a halved clock.
 
     Sure: likely with two or more readings, possible with one.
 
@@ -220,11 +225,15 @@ def hw_slowdown(node: Node, limits: Limits) -> Statements:
             yield Clear(component)
         elif clocks.loaded is False:
             yield Clear(component, "hardware slowdown bit at rest: a change of clock shows it")
-        elif alone < acts.of or (alone == 1 and below < limits["halved_percent"]):
+        elif not (
+            100 * alone >= limits["readings_percent"] * acts.of
+            if alone > 1
+            else acts.of == 1 and below >= limits["halved_percent"]
+        ):
             yield Clear(component, "lone hardware slowdown bit: a change of clock shows it")
         else:
             how = (
-                Held(f"in all {alone} readings", Confidence.LIKELY)
+                Held(f"in {alone} of {acts.of} readings", Confidence.LIKELY)
                 if alone > 1
                 else Held("now (one reading)", Confidence.POSSIBLE)
             )

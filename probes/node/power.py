@@ -2,30 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-
-from probes.finding import (
-    Action,
-    Basis,
-    Confidence,
-    FaultClass,
-    Finding,
-    JobImpact,
-    Remedy,
-    Severity,
-)
-from probes.gpu_facts import called, is_mig, missing, not_for_vgpu, shown, smi
-from probes.registry import (
-    Clear,
-    Limit,
-    Limits,
-    Statement,
-    Statements,
-    Unread,
-    probe,
-)
+from probes.finding import Action, Basis, FaultClass, JobImpact, Remedy, Severity
+from probes.gpu_facts import gpu_finding, missing, not_for_vgpu, shown, smi
+from probes.registry import Clear, Limit, Limits, Statement, Statements, Unread, probe
 from probes.snapshot.gpu import Gpu
-from probes.view import Node
+from probes.view import Node, median_of
 
 
 @probe(
@@ -44,8 +25,9 @@ def limit_low(node: Node, limits: Limits) -> Statements:
     every rank waits for it. The limit in force is the lower of what was asked for and of caps from
     outside (baseboard controller, rack manager).
 
-    No fault: the same lower limit on all GPUs of the node is somebody's decision; it is told as
-    info. A limit equal to the manifest's is expected.
+    No fault: the same lower limit on all GPUs of the node is somebody's decision, and a board of
+    the same model with a lower default is another variant; both are told as info. Where the
+    manifest names a limit, manifest.power-limit judges it.
 
     Sure: proven, the driver says so itself. Whether it costs speed now, clocks.sw-power-cap says.
 
@@ -58,62 +40,71 @@ def limit_low(node: Node, limits: Limits) -> Statements:
 
 def _limit(node: Node, percent: float, gpu: Gpu) -> Statement:
     own = gpu.limits
-    enforced, default = own.power_limit_enforced_mw, own.power_limit_default_mw
+    enforced, default, asked = (
+        own.power_limit_enforced_mw,
+        own.power_limit_default_mw,
+        own.power_limit_mw,
+    )
     if enforced is None:
         return missing(gpu, "power_limit_enforced_mw", not_for_vgpu(gpu))
-    theirs = [
-        limit
-        for sibling in node.siblings(gpu)
-        if (limit := sibling.limits.power_limit_enforced_mw) is not None
-    ]
-    peers = statistics.median(theirs) if theirs else None
     manifest = node.snapshot.manifest
     if manifest is not None and manifest.gpu_power_limit_w is not None:
-        # the manifest's own probe compares with what is expected
         return Clear(node.gpu_component(gpu), "the manifest says which limit is expected")
+    theirs = [s.limits for s in node.siblings(gpu)]
+    peers = median_of(limits.power_limit_enforced_mw for limits in theirs)
     if default is None and peers is None:
         return Unread("nvml", "power_limit_default_mw", gpu.key)
     keep = 1 - percent / 100
-    asked = own.power_limit_mw
     below_default = default is not None and enforced < keep * default
     below_peers = peers is not None and enforced < keep * peers
     from_outside = asked is not None and enforced < keep * asked
     if not (below_default or below_peers or from_outside):
-        return Clear(
-            node.gpu_component(gpu), "MIG: the limit is the board's" if is_mig(gpu) else None
+        return Clear(node.gpu_component(gpu))
+    # one model is sold with several power limits: then the board is another one, nobody set it
+    usual = median_of(limits.power_limit_default_mw for limits in theirs)
+    variant = default is not None and usual is not None and default < keep * usual
+    lowered = below_peers and not (variant and not below_default)
+    bounds: list[tuple[str, float | None, Basis]] = [("default", default, Basis.DEVICE_MAX)]
+    if below_peers:
+        bounds.insert(0, ("siblings", peers, Basis.PEER_MEDIAN))
+    if from_outside:
+        bounds.append(("asked for", asked, Basis.DEVICE_MAX))
+    known = [(name, bound, basis) for name, bound, basis in bounds if bound is not None]
+    return gpu_finding(
+        node,
+        gpu,
+        "power.limit-low",
+        ", ".join(
+            [
+                f"power limit {enforced / 1000:.0f} W",
+                *(f"{name} {bound / 1000:.0f} W" for name, bound, _ in known),
+            ]
         )
-    parts = [f"{called(gpu)} power limit {enforced / 1000:.0f} W"]
-    if below_peers and peers is not None:
-        parts.append(f"siblings {peers / 1000:.0f} W")
-    if default is not None:
-        parts.append(f"default {default / 1000:.0f} W")
-    if from_outside and asked is not None:
-        parts.append(f"asked for {asked / 1000:.0f} W: capped from outside the host")
-    recheck = smi(gpu, "-q -d POWER")
-    expectations = (
-        ((round(peers), Basis.PEER_MEDIAN),) if below_peers and peers is not None else ()
-    ) + (((default, Basis.DEVICE_MAX),) if below_default and default is not None else ())
-    return Finding(
-        id="power.limit-low",
-        severity=Severity.WARNING if below_peers or from_outside else Severity.INFO,
-        confidence=Confidence.PROVEN,
+        + (": capped from outside the host" if from_outside else "")
+        + (": another board variant" if variant and not below_default else ""),
+        severity=Severity.WARNING if lowered or from_outside else Severity.INFO,
+        impact=JobImpact.SLOWS,
         fault_class=FaultClass.CONFIGURATION,
-        job_impact=JobImpact.SLOWS,
-        component=node.gpu_component(gpu),
-        summary=", ".join(parts),
-        evidence=tuple(
+        evidence=[
             shown(
-                "nvmlDeviceGetEnforcedPowerLimit", enforced, recheck, unit="mW", expected=expected
+                "nvmlDeviceGetEnforcedPowerLimit",
+                enforced,
+                smi(gpu, "-q -d POWER"),
+                unit="mW",
+                expected=(round(bound), basis),
             )
-            for expected in expectations or ((asked, Basis.DEVICE_MAX),)
-        ),
+            for _, bound, basis in known
+            if bound > enforced
+        ],
         explains=("clocks.sw-power-cap",),
         remedy=Remedy(
             action=Action.RECONFIGURE,
             text="A cap from outside the host: read the baseboard controller's power policy."
             if from_outside
             else f"Ask who lowered it; `nvidia-smi -pl {(default or peers or 0) / 1000:.0f} "
-            f"-i {gpu.pci or gpu.index}` (as root) restores it.",
+            f"-i {gpu.pci or gpu.index}` (as root) restores it."
+            if lowered or below_default
+            else "Know it when you compare GPUs; jobs run at the pace of the slowest.",
             disruptive=False,
         ),
     )

@@ -92,7 +92,9 @@ def _near(node: Node, headroom_c: float, gpu: Gpu) -> Statement:
         hot = peers is not None and newest.temperature_c >= peers + 5
         return Clear(component, "warmer than its siblings, but not slowed" if hot else None)
     slowed = any((r.clocks_event_reasons or 0) & _THERMAL_BITS for r in gpu.readings)
-    side = f"{room.degrees} C below" if room.degrees > 0 else f"{-room.degrees} C beyond"
+    side = f"{abs(room.degrees)} C {'below' if room.degrees > 0 else 'beyond'}"
+    if not room.degrees:
+        side = "exactly at"
     return Finding(
         id="thermal.near-limit",
         severity=Severity.WARNING if room.degrees <= 0 else Severity.INFO,

@@ -7,6 +7,7 @@ import pytest
 from probes.finding import Basis, Confidence, FaultClass, Severity
 from probes.gap import GapReason
 from probes.result import Outcome
+from probes.snapshot.manifest import Manifest
 from tests.support.gpus import PCI, eight, findings, found, gaps, h100, node, run
 
 CAP = "clocks.sw-power-cap"
@@ -35,7 +36,7 @@ def test_capped_by_a_limit_that_was_lowered_on_one_gpu():
     finding = next(f for f in findings(eight({2: odd})) if f.id == CAP)
     assert finding.summary == (
         "GPU 0000:52:00.0 under software power cap 90 % of 2.0 s: SM 1545 MHz of 1980; "
-        "limit 500 W, default 700 W"
+        "limit 500 W, expected 700 W"
     )
     assert (finding.severity, finding.fault_class) == (Severity.WARNING, FaultClass.CONFIGURATION)
     assert finding.evidence[-1].expected is not None
@@ -54,6 +55,26 @@ def test_capped_far_below_the_limit_by_something_that_nvml_does_not_show():
     (finding,) = findings(eight({2: odd}), CAP)
     assert finding.summary.endswith("; draws 240 W of 700 W")
     assert finding.confidence is Confidence.PROVEN
+
+
+def test_bursts_up_to_the_limit_with_lulls_between_are_no_hidden_cap():
+    half = [{"violation_power_ns": 0}, {"violation_power_ns": 1_100_000_000}]
+    bursts = h100(
+        2, busy=True, readings=half,
+        reading={**CAPPED, "power_mw": 460_000, "sm_clock_mhz": 1755},
+    )  # fmt: skip
+    assert findings(eight({2: bursts})) == []
+
+
+def test_a_grace_module_shares_its_power():
+    odd = capped(2, c2c_enabled=True, reading={"power_mw": 500_000})
+    assert findings(eight({2: odd}), CAP) == []
+
+
+def test_a_limit_that_the_manifest_expects_is_no_lowered_one():
+    limit = {"power_limit_mw": 500_000, "power_limit_enforced_mw": 500_000}
+    gpus = (capped(i, limits=limit, reading={"power_mw": 498_000}) for i in range(8))
+    assert findings(node(gpus, manifest=Manifest(gpu_power_limit_w=500))) == []
 
 
 def test_far_slower_than_siblings_at_the_same_power_is_possible_only():

@@ -247,7 +247,17 @@ def test_hardware_slowdown_without_a_reason_in_all_readings():
     slowed = h100(1, busy=True, reading={"clocks_event_reasons": 0x8, "sm_clock_mhz": 990})
     (finding,) = findings(eight({1: slowed}))
     assert (finding.id, finding.confidence) == (UMBRELLA, Confidence.LIKELY)
-    assert "under hardware slowdown in all 2 readings: SM 990 MHz of 1980" in finding.summary
+    assert "under hardware slowdown in 2 of 2 readings: SM 990 MHz of 1980" in finding.summary
+
+
+def test_hardware_slowdown_in_a_long_series():
+    def series(count):
+        masks = [0x8] * count + [0x0] * (20 - count)
+        return h100(1, busy=True, readings=[{"clocks_event_reasons": mask} for mask in masks])
+
+    assert findings(eight({1: series(2)})) == []
+    (finding,) = findings(eight({1: series(12)}))
+    assert "under hardware slowdown in 12 of 20 readings" in finding.summary
 
 
 def test_one_reading_with_hardware_slowdown_counts_only_with_a_halved_clock():

@@ -57,6 +57,22 @@ def test_a_limit_that_the_manifest_expects_is_left_to_the_manifest():
     assert findings(snapshot) == []
 
 
+def test_another_board_variant_is_info():
+    variant = h100(
+        2,
+        limits={
+            "power_limit_enforced_mw": 500_000,
+            "power_limit_mw": 500_000,
+            "power_limit_default_mw": 500_000,
+        },
+    )
+    (finding,) = findings(eight({2: variant}, busy=False))
+    assert finding.severity is Severity.INFO
+    assert finding.summary == (
+        "GPU 0000:52:00.0 power limit 500 W, siblings 700 W, default 500 W: another board variant"
+    )
+
+
 def test_a_raised_limit_is_clear():
     assert findings(eight({2: lowered(2, 750_000)}, busy=False)) == []
 
@@ -108,7 +124,7 @@ def test_hot_memory():
     hot = h100(4, busy=True, reading={"memory_temperature_c": 95})
     (finding,) = findings(eight({4: hot}))
     assert finding.summary == (
-        "GPU 0000:9d:00.0 at 58 C, 0 C beyond its memory maximum (95 of 95 C), not slowed"
+        "GPU 0000:9d:00.0 at 58 C, exactly at its memory maximum (95 of 95 C), not slowed"
     )
 
 
