@@ -1,5 +1,6 @@
 """Snapshots around PCI: the trees of tests/fixtures/nodes, and devices and GPUs built by hand."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from agent.collect import pci
 from agent.evaluate import evaluate
 from agent.fstree import parse_fstree
 from agent.host import FixtureHost
+from agent.tree import Entry
 from probes.finding import Finding
 from probes.gap import Gap
 from probes.registry import Probe
@@ -21,9 +23,12 @@ FIXTURES = Path(__file__).parent.parent / "fixtures" / "nodes"
 SECOND = 1_000_000_000
 
 
-def tree(name: str) -> FixtureHost:
+def tree(name: str, changes: Mapping[str, Entry] | None = None) -> FixtureHost:
+    """A machine of tests/fixtures/nodes, some entries changed."""
     path = FIXTURES / f"{name}.fstree"
-    return FixtureHost(parse_fstree(path.read_text(), path.name))
+    text_tree = parse_fstree(path.read_text(), path.name)
+    text_tree.epochs[0].update(changes or {})
+    return FixtureHost(text_tree)
 
 
 def read(name: str, readings: int = 2) -> tuple[PciSection, tuple[Gap, ...]]:
@@ -66,12 +71,22 @@ def device(address: str, parent: str | None = None, **changes: Any) -> PciDevice
 
 
 def bridge(address: str, parent: str | None = None, **changes: Any) -> PciDevice:
-    fields = {"class_code": 0x060400, "vendor_id": 0x1000, "device_id": 0xC030, "driver": "pcieport"}
+    fields = {
+        "class_code": 0x060400,
+        "vendor_id": 0x1000,
+        "device_id": 0xC030,
+        "driver": "pcieport",
+    }
     return device(address, parent, **(fields | changes))
 
 
 def nic(address: str, parent: str | None = None, **changes: Any) -> PciDevice:
-    fields = {"class_code": 0x020700, "vendor_id": 0x15B3, "device_id": 0x1021, "driver": "mlx5_core"}
+    fields = {
+        "class_code": 0x020700,
+        "vendor_id": 0x15B3,
+        "device_id": 0x1021,
+        "driver": "mlx5_core",
+    }
     return device(address, parent, **(fields | changes))
 
 
@@ -116,7 +131,9 @@ def gpu(address: str | None, index: int = 0, **changes: Any) -> Gpu:
         "readings": tuple(
             GpuReading(
                 at_ns=at * 2 * SECOND,
-                pcie_link_generation=generations[at] if isinstance(generations, list) else generations,
+                pcie_link_generation=generations[at]
+                if isinstance(generations, list)
+                else generations,
                 pcie_link_width_lanes=width,
                 pcie_replay_count=replays[at],
                 **load,
