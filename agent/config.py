@@ -156,9 +156,9 @@ def _known(name: str, known: Collection[str], path: str, where: str, what: str) 
 
 def nearest(name: str, known: Collection[str]) -> str:
     """A hint for a name that is not known."""
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
-        return f"did you mean {', '.join(near)}?"
+        return f"did you mean {near[0]}?"
     return f"known: {', '.join(sorted(known))}" if len(known) <= 20 else ""
 
 

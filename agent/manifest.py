@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from agent.config import read_toml, toml_value
+from agent.config import nearest, read_toml, toml_value
 from agent.errors import LaggardError
 from probes.snapshot.manifest import Manifest
 from probes.snapshot.node import NodeSnapshot
@@ -24,9 +23,7 @@ def read_manifest(path: str) -> Manifest:
     known = Manifest.__struct_fields__
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise LaggardError(f"{path}: {key}: no such key in a manifest", hint)
+            raise LaggardError(f"{path}: {key}: no such key in a manifest", nearest(key, known))
     try:
         return msgspec.convert(data, Manifest)
     except msgspec.ValidationError as error:

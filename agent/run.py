@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class RunOptions:
         if self.sample_s > self.deadline_s * 0.75:
             raise LaggardError(
                 f"two readings {self.sample_s:g} s apart don't fit into {self.deadline_s:g} s",
-                f"lower --sample, or raise --deadline to {self.sample_s / 0.75:.0f} or more",
+                f"lower --sample, or raise --deadline to {math.ceil(self.sample_s / 0.75)} or more",
             )
 
 
