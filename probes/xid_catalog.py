@@ -204,7 +204,7 @@ def xid(code: int) -> Xid:
 
 
 # Consequences of another fault: they join it when one is near, and accuse nobody by themselves.
-BY_PRODUCTS = frozenset({43, 45, 171, 172})
+BY_PRODUCTS = frozenset({43, 45})
 # An application's illegal access, which a broken part of the GPU can also cause (W13, W31): the
 # exception, the MMU fault, and the engines that the catalog sends to support when they repeat.
 PATTERN = frozenset({13, 31, 32, 80, 86, 139}) | frozenset(

@@ -174,6 +174,8 @@ class Recovery(enum.IntEnum):
     DRAIN_P2P = 3
     DRAIN_AND_RESET = 4
     IMEX = 5
+    RESET_BUS = 6
+    REBOOT_SYSTEM = 7
 
 
 RECOVERY_WORDS = {
@@ -183,6 +185,8 @@ RECOVERY_WORDS = {
     Recovery.DRAIN_P2P: "draining peer-to-peer traffic",
     Recovery.DRAIN_AND_RESET: "drain and reset",
     Recovery.IMEX: "recovery of the IMEX domain",
+    Recovery.RESET_BUS: "a bus reset",
+    Recovery.REBOOT_SYSTEM: "a system reboot",
 }
 
 

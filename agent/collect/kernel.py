@@ -15,7 +15,7 @@ LIMIT_BYTES = 16 << 20
 JOURNAL = (
     "journalctl", "-k", "-b", "0", "-o", "short-monotonic", "--no-pager", "-n", "50000",
 )  # fmt: skip
-_JOURNAL_TIMEOUT_S = 10.0
+_JOURNAL_TIMEOUT_S = 5.0
 # /var/log/dmesg is not among them: it ends with the boot, and silence after that proves nothing
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
 _ALLOW = (
