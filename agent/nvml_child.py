@@ -208,17 +208,20 @@ class Session:
         if handle is not None:
             asker.values["Handle"] = 0
             self.handles[index] = handle
+            # Who it is, before anything that may hang: a group is sent when it is complete.
+            for name in ("UUID", "Name"):
+                asker.ask(name, f"nvmlDeviceGet{name}", handle)
+            asker.ask("PciInfo", "nvmlDeviceGetPciInfo", handle, convert=_pci)
 
     def _identity(self, asker: Asker, handle: Any, index: int) -> None:
         ask = asker.ask
         for name in (
-            "Name", "UUID", "Serial", "BoardPartNumber", "MinorNumber", "VbiosVersion",
+            "Serial", "BoardPartNumber", "MinorNumber", "VbiosVersion",
             "InforomImageVersion", "GspFirmwareVersion", "VirtualizationMode", "PersistenceMode",
             "ComputeMode", "DisplayActive", "EccMode", "CudaComputeCapability", "ModuleId",
         ):  # fmt: skip
             ask(name, f"nvmlDeviceGet{name}", handle)
         self.architectures[index] = ask("Architecture", "nvmlDeviceGetArchitecture", handle) or 0
-        ask("PciInfo", "nvmlDeviceGetPciInfo", handle, convert=_pci)
         mode = ask("MigMode", "nvmlDeviceGetMigMode", handle)
         if mode and mode[0]:
             ask("Mig", "nvmlDeviceGetMaxMigDeviceCount", handle)

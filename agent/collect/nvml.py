@@ -16,6 +16,7 @@ import msgspec
 from agent.collect.gaps import Gaps
 from agent.collect.nvml_answers import (
     Answers,
+    handle_of,
     identity_of,
     limits_of,
     links_of,
@@ -63,6 +64,7 @@ class NvmlCollector:
         self._turn_s = call_deadline_s
         self._channel: NvmlChannel | None = None
         self._gaps = Gaps("nvml")
+        self._confidential: bool | None = None
 
     def __enter__(self) -> NvmlCollector:
         return self
@@ -89,7 +91,7 @@ class NvmlCollector:
             return section, self._gaps.folded()
         gpus = []
         for index in range(section.device_count or 0):
-            gpu = Gpu(index=index, state=GpuState.OK)
+            gpu = Gpu(index=index, state=GpuState.OK, confidential_compute=self._confidential)
             gpus.append(self._read(gpu, f"gpu {index}"))
         section = msgspec.structs.replace(section, gpus=tuple(gpus))
         return section, self._gaps.folded()
@@ -135,12 +137,12 @@ class NvmlCollector:
             for call, took_ms in group.get("slow", ())
         )
         name = group["group"]
-        device = pci_of(values) or gpu.key if name == "identity" else gpu.key
+        device = pci_of(values) or gpu.key if name == "handle" else gpu.key
         answers = Answers(values, self._gaps, device)
         if name == "handle":
             if isinstance(values.get("Handle"), list):
                 return self._refused(gpu, values["Handle"][0])
-            fields: dict[str, Any] = {}
+            fields = handle_of(answers, values)
         elif name == "identity":
             fields = identity_of(answers, values)
         elif name == "limits":
@@ -264,7 +266,6 @@ class NvmlCollector:
         code = init[0] if isinstance(init, list) else None
         answers = Answers(values, self._gaps, "")
         cuda = values.get("CudaDriverVersion")
-        confidential = values.get("ConfComputeState")
         section = NvmlSection(
             init_error=None if code is None else name_of(code),
             init_error_code=code,
@@ -278,7 +279,9 @@ class NvmlCollector:
             else None,
             device_count=answers.take("device_count", "Count"),
         )
-        self._confidential = bool(confidential) if isinstance(confidential, int) else None
+        if code is None:
+            feature = answers.take("confidential_compute", "ConfComputeState")
+            self._confidential = None if feature is None else bool(feature)
         return section
 
     def _reopen(self) -> str:

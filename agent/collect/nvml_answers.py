@@ -36,7 +36,7 @@ _PERMISSION = "run as root, or give the container the GPU's device node"
 _NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
 
 _IDENTITY = {
-    "name": "Name", "uuid": "UUID", "architecture": "Architecture", "serial": "Serial",
+    "architecture": "Architecture", "serial": "Serial",
     "board_part_number": "BoardPartNumber", "minor_number": "MinorNumber",
     "module_id": "ModuleId", "vbios_version": "VbiosVersion",
     "inforom_image_version": "InforomImageVersion",
@@ -153,15 +153,24 @@ def pci_of(values: Mapping[str, Any]) -> str | None:
     return normalize_pci_address(bus_id) if isinstance(bus_id, str) else None
 
 
+def handle_of(answers: Answers, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of Gpu that say who it is, from the handle group."""
+    out = {
+        "name": answers.take("name", "Name"),
+        "uuid": answers.take("uuid", "UUID"),
+        "pci": pci_of(values),
+    }
+    if out["pci"] is None:
+        answers.take("pci", "PciInfo")
+    return out
+
+
 def identity_of(answers: Answers, values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of Gpu from the identity group."""
     out = answers.table(_IDENTITY)
     for field, key in _FLAGS.items():
         value = answers.take(field, key)
         out[field] = None if value is None else bool(value)
-    out["pci"] = pci_of(values)
-    if out["pci"] is None:
-        answers.take("pci", "PciInfo")
     for field, later, key in (
         ("ecc_mode", "ecc_mode_pending", "EccMode"),
         ("mig_mode", "mig_mode_pending", "MigMode"),

@@ -64,7 +64,7 @@ def job_sentence(report: Report) -> str:
 def name(component: Component, host: str) -> str:
     """A component with what identifies it best; its host only when it is another one."""
     parts = [component.label() if component.label() != component.host else component.type]
-    if component.type != "host" and parts[0] != component.type:
+    if component.type != "host" and not parts[0].startswith(component.type):
         parts.insert(
             0, component.type.upper() if component.type in ("gpu", "nic") else component.type
         )
