@@ -103,6 +103,94 @@ say({
     }
 
 
+def test_every_getter_gives_the_value_of_its_key(nvml: Double) -> None:
+    """Two or more values in their right places: a wrong signature would corrupt memory."""
+    said = ask(
+        nvml,
+        "h100x8_busy",
+        FIRST
+        + """
+def members(struct):
+    return [getattr(struct, field[0]) for field in struct._fields_]
+say({
+    "utilization": members(n.nvmlDeviceGetUtilizationRates(h)),
+    "encoder": n.nvmlDeviceGetEncoderUtilization(h),
+    "ecc": n.nvmlDeviceGetEccMode(h),
+    "constraints": n.nvmlDeviceGetPowerManagementLimitConstraints(h),
+    "memory": members(n.nvmlDeviceGetMemoryInfo(h)),
+    "memory_v2": members(n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2))[1:],
+    "bar1": members(n.nvmlDeviceGetBAR1MemoryInfo(h)),
+    "remapped": n.nvmlDeviceGetRemappedRows(h),
+    "histogram": members(n.nvmlDeviceGetRowRemapperHistogram(h)),
+    "conf_compute": members(n.nvmlSystemGetConfComputeState()),
+    "gsp_mode": n.nvmlDeviceGetGspFirmwareMode(h),
+    "violation": n.nvmlDeviceGetViolationStatus(h, 0).violationTime,
+    "inforom": n.nvmlDeviceGetInforomImageVersion(h),
+    "vbios": n.nvmlDeviceGetVbiosVersion(h),
+    "part": n.nvmlDeviceGetBoardPartNumber(h),
+    "virtualization": n.nvmlDeviceGetVirtualizationMode(h),
+    "clocks": [n.nvmlDeviceGetClockInfo(h, t) for t in range(4)],
+    "max_clocks": [n.nvmlDeviceGetMaxClockInfo(h, t) for t in range(4)],
+    "thresholds": [n.nvmlDeviceGetTemperatureThreshold(h, t) for t in range(4)],
+    "supported": n.nvmlDeviceGetSupportedClocksEventReasons(h),
+    "c2c": n.nvmlDeviceGetC2cModeInfoV(h).isC2cEnabled,
+    "link": [n.nvmlDeviceGetNvLinkVersion(h, 4), n.nvmlDeviceGetNvLinkRemoteDeviceType(h, 4),
+             n.nvmlDeviceGetNvLinkRemotePciInfo(h, 4).busId],
+    "detail": [p.pid for p in n.nvmlDeviceGetComputeRunningProcesses(h)],
+})
+""",
+    )
+    mib = 2**20
+    assert said == {
+        "utilization": [99, 54],
+        "encoder": [0, 167000],
+        "ecc": [1, 1],
+        "constraints": [200000, 700000],
+        "memory": [81559 * mib, (81559 - 551 - 74208) * mib, (551 + 74208) * mib],
+        "memory_v2": [
+            81559 * mib,
+            551 * mib,
+            (81559 - 551 - 74208) * mib,
+            74208 * mib,
+        ],
+        "bar1": [2**37, 2**37 - mib, mib],
+        "remapped": [0, 0, 0, 0],
+        "histogram": [2560, 0, 0, 0, 0],
+        "conf_compute": [0, 0, 0],
+        "gsp_mode": [1, 1],
+        "violation": 182003117000,
+        "inforom": "G520.0200.00.05",
+        "vbios": "96.00.89.00.01",
+        "part": "692-2G520-0200-000",
+        "virtualization": 0,
+        "clocks": [1980, 1980, 2619, 1545],
+        "max_clocks": [1980, 1980, 2619, 1545],
+        "thresholds": [93, 87, 95, 85],
+        "supported": 0x1FF,
+        "c2c": 0,
+        "link": [6, 2, "00000000:06:00.0"],
+        "detail": [41000],
+    }
+
+
+def test_no_getter_corrupts_memory(nvml: Double) -> None:
+    program = (
+        FIRST
+        + """
+getters = [
+    getattr(n, name) for name in dir(n)
+    if name.startswith("nvmlDeviceGet") and getattr(n, name).__code__.co_argcount == 1
+    and "HandleBy" not in name
+]
+for getter in getters:
+    for _ in range(50):
+        code(getter, h)
+say(len(getters) > 80)
+"""
+    )
+    assert ask(nvml, "h100x8_busy", program) is True
+
+
 def test_field_values_have_their_types_and_scopes(nvml: Double, tmp_path: Path) -> None:
     scenario = write(
         tmp_path,

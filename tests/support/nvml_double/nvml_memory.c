@@ -8,7 +8,12 @@
 
 /* --- load, memory, processes --- */
 
-PAIR(0, UtilizationRates)
+typedef struct { U gpu, memory; } utilization;
+
+API(0) nvmlDeviceGetUtilizationRates(H d, utilization *out) {
+    return get_pair(d, "UtilizationRates", &out->gpu, &out->memory);
+}
+
 PAIR(0, EncoderUtilization)
 PAIR(0, DecoderUtilization)
 
