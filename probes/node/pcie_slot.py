@@ -23,6 +23,7 @@ from probes.pci_links import (
     links,
     port_rate_gbps,
     same_model,
+    sharers_words,
     speed_of,
     speed_words,
     sysfs,
@@ -296,11 +297,9 @@ def _children(node: Node, link: Link) -> list[Link]:
 
 def _uplink_summary(node: Node, link: Link, child: Link) -> str:
     upper = f" to {device_words(node, link.upper)}" if link.upper else ""
-    gpus = sum(device.is_nvidia_gpu for device in link.behind)
     return (
         f"Switch uplink {link.lower.address}{upper} has {_shape(link)} at most, "
-        f"{device_words(node, child.lower)} behind it {_shape(child)}; "
-        f"{gpus} GPU{'s' if gpus != 1 else ''} of {len(link.behind)} devices share it"
+        f"{device_words(node, child.lower)} behind it {_shape(child)}{sharers_words(node, link)}"
     )
 
 
