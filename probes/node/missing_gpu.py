@@ -17,7 +17,6 @@ from probes.finding import (
     Remedy,
     Severity,
 )
-from probes.gap import GapReason
 from probes.pci_links import device_words, is_unknown, off_bus_above, sysfs
 from probes.registry import Clear, NotApplicable, Statement, Statements, Unread, probe
 from probes.snapshot.gpu import Gpu, GpuState
@@ -28,6 +27,10 @@ _EXPLAINED_BY_SILENCE = (
     "gpu.missing",
     "gpu.lost",
     "gpu.hung",
+    "gpu.not-usable",
+    "manifest.gpu-count",
+    "manifest.pcie-generation",
+    "manifest.pcie-width",
     "pcie.aer-correctable-rate",
     "pcie.aer-uncorrectable",
     "pcie.peer-differs",
@@ -117,8 +120,9 @@ def missing(node: Node) -> Statements:
 
     A job that counts on it fails at start, or runs with one rank less. NVML leaves a GPU out when
     the driver could not bring it up (power, memory, a failed reset), or gives no handle for it
-    and then not even its address: the PCI bus tells which one it is. The manifest's gpu_count and
-    the last run of this boot are compared too, which also notices a GPU that left the bus.
+    and then not even its address: the PCI bus tells which one it is. A GPU that left the bus is
+    noticed by the last run of this boot, or by the manifest's gpu_count where NVML says nothing
+    (else manifest.gpu-count does).
 
     No fault: a GPU bound to vfio-pci or to nothing; GPUs that a container or its device
     permissions hide from this process; virtual functions; GPUs that NVML sees without a PCI
@@ -189,7 +193,7 @@ def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: in
                 recheck="nvidia-smi -L; nvidia-smi drain -q",
             ),
         ),
-        explains=("gpu.lost",) if said else (),
+        explains=("gpu.lost", "gpu.not-usable", "manifest.gpu-count"),
         remedy=Remedy(
             action=Action.DRAIN,
             text=f"journalctl -k | grep -i -e NVRM -e {device.address} says why the driver could "
@@ -201,54 +205,40 @@ def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: in
 
 
 def _count(node: Node) -> Iterator[Statement]:
-    """The number that the manifest expects, and the GPUs of the last run."""
-    manifest = node.snapshot.manifest
-    on_bus, listed = len(_pci_gpus(node)), len(node.gpus)
-    if manifest is None or manifest.gpu_count is None:
+    """The manifest's number where NVML says nothing, else the GPUs of the last run."""
+    nvml, manifest = node.snapshot.nvml, node.snapshot.manifest
+    if node.snapshot.container is not None:
+        return  # it may have been given some of the node's GPUs only
+    if nvml is not None and nvml.init_error is None:
         yield from _since_last_run(node)
-        return
-    wanted, host = manifest.gpu_count, node.host_component()
-    answered = node.snapshot.nvml is not None and node.snapshot.nvml.init_error is None
-    if on_bus >= wanted and (listed >= wanted or node.snapshot.container is not None):
-        yield Clear(host)
-    elif on_bus >= wanted or (listed >= wanted and answered):
-        # what the bus holds and NVML lacks is named GPU by GPU above
-        yield Clear(host, f"{on_bus} on the bus, {listed} listed by NVML, {wanted} expected")
-    elif node.snapshot.container is not None and not on_bus:
-        yield Unread("pci", "devices", None, GapReason.NOT_COLLECTED)
-    else:
-        yield _host_finding(
-            host,
-            f"{max(on_bus, listed)} GPUs are on this node, the manifest expects {wanted}",
-            _counted(max(on_bus, listed), wanted, Basis.MANIFEST),
-            Confidence.PROVEN,
-        )
+    elif manifest is not None and manifest.gpu_count is not None:
+        on_bus, wanted = len(_pci_gpus(node)), manifest.gpu_count
+        if on_bus >= wanted:
+            yield Clear(node.host_component(), f"all {wanted} are on the bus")
+        else:
+            yield _host_finding(
+                node.host_component(),
+                f"{on_bus} GPUs are on the PCI bus, the manifest expects {wanted}",
+                _counted(on_bus, wanted, Basis.MANIFEST),
+                Confidence.PROVEN,
+            )
 
 
 def _since_last_run(node: Node) -> Iterator[Statement]:
-    last, nvml = node.snapshot.baseline, node.snapshot.nvml
-    if (
-        last is None
-        or nvml is None
-        or nvml.init_error is not None
-        or last.boot_id != node.snapshot.boot_id
-        or node.snapshot.container is not None
-    ):
-        return
+    last = node.snapshot.baseline
     now = {gpu.uuid for gpu in node.gpus}
-    if None in now:  # a GPU that NVML lists without a name is another rule's
+    # a GPU that NVML lists without a name is another rule's
+    if last is None or last.boot_id != node.snapshot.boot_id or None in now:
         return
-    gone = [s.key for s in last.sets if s.kind == "gpu" and s.key not in now]
+    gone = [known.key for known in last.sets if known.kind == "gpu" and known.key not in now]
     passed_on = sum(device.driver != "nvidia" for device in _pci_gpus(node))
-    if len(gone) <= passed_on:
-        return
-    before = sum(s.kind == "gpu" for s in last.sets)
-    yield _host_finding(
-        node.host_component(),
-        f"NVML lists {len(now)} GPUs, the last run of this boot saw {before}: {gone[0]} is gone",
-        _counted(len(now), before, Basis.OWN_BASELINE),
-        Confidence.LIKELY,
-    )
+    if len(gone) > passed_on:
+        yield _host_finding(
+            node.host_component(),
+            f"NVML lists {len(now)} GPUs; the last run of this boot also saw {gone[0]}",
+            _counted(len(now), len(now) + len(gone), Basis.OWN_BASELINE),
+            Confidence.LIKELY,
+        )
 
 
 def _counted(observed: int, expected: int, basis: Basis) -> Evidence:
@@ -337,7 +327,7 @@ def _no_driver_finding(device: PciDevice, component: Component, served: bool) ->
                 recheck=f"lspci -k -s {device.address}",
             ),
         ),
-        explains=("nvml.init-failed", "gpu.missing"),
+        explains=("nvml.init-failed", "gpu.missing", "manifest.gpu-count"),
         remedy=Remedy(
             action=Action.RECONFIGURE,
             text="modprobe nvidia and read what dmesg says; `dkms status` after a kernel upgrade; "

@@ -46,6 +46,7 @@ _CONTACT = Remedy(
     "re-cable the lower device of this link.",
     disruptive=True,
 )
+_TOTAL = "TOTAL_ERR"
 Counts = dict[str, int]
 
 
@@ -320,11 +321,14 @@ def _uncorrectable_finding(
 def _growths(
     node: Node, device: PciDevice, counter: str, counts_of: Callable[[PciReading], Counts | None]
 ) -> list[Growth]:
-    total = _total(device, counts_of)
+    counts = counts_of(device.readings[-1]) or {}
+    kernels = next((name for name in counts if name.startswith(_TOTAL)), None)
     return list(
         _grown(
             delta(device.readings, lambda reading: total_of(counts_of(reading))),
-            node.since_last_run("pci", device.address, counter, total),
+            node.since_last_run(
+                "pci", device.address, f"{counter}.{kernels}", counts.get(kernels or "")
+            ),
         )
     )
 
@@ -333,7 +337,7 @@ def total_of(counts: Counts | None) -> int | None:
     """The sum of AER counters; the kernel's own total where it is given."""
     if counts is None:
         return None
-    kernels = [value for name, value in counts.items() if name.startswith("TOTAL_ERR")]
+    kernels = [value for name, value in counts.items() if name.startswith(_TOTAL)]
     return kernels[0] if kernels else sum(counts.values())
 
 

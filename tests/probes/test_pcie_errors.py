@@ -135,7 +135,7 @@ def test_corrected_errors_since_boot_are_no_fault() -> None:
 
 
 def test_corrected_errors_since_the_last_run() -> None:
-    last = baseline("pci", GPU, aer_correctable=0)
+    last = baseline("pci", GPU, **{"aer_correctable.TOTAL_ERR_COR": 0})
     node = snapshot(link({"aer_correctable": (9000, 9000)}), (), baseline=last)
     assert len(summaries(aer_correctable_rate, node)) == 1
 
