@@ -74,3 +74,9 @@ def is_recent(node: Node, event: KernelEvent, limit_s: float) -> bool:
     """Whether the last of the lines is no older than the limit; unknown counts as recent."""
     age = age_s(node, event)
     return age is None or age <= limit_s
+
+
+def events_of(node: Node, *kinds: str) -> list[KernelEvent]:
+    """The events of some kinds, oldest first."""
+    section = node.snapshot.kernel
+    return [event for event in section.events if event.kind in kinds] if section else []

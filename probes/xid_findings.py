@@ -19,8 +19,8 @@ from probes.finding import (
     Remedy,
     Severity,
 )
-from probes.kernel_evidence import evidence, times
-from probes.registry import Clear
+from probes.kernel_evidence import evidence, is_recent, times
+from probes.registry import Clear, NotApplicable, Statements, Unread
 from probes.snapshot.gpu import Gpu
 from probes.snapshot.kernel import KernelEvent
 from probes.view import Node
@@ -28,6 +28,7 @@ from probes.xid_catalog import XidClass
 from probes.xid_decode import Decoded, Reading, Recovery, driver_branch, recovery_words
 from probes.xid_story import WINDOW_S, Incident, Line, Story, story, when
 
+_OLD_S = 86400.0
 DRIVER_LOAD_S = 600.0  # a firmware timeout this soon after a driver load is no pattern yet
 _MAX_LINES = 8
 _URGENT = frozenset({1, 2, 3, 5, 6, 7})  # recovery actions that a job can't run with
@@ -130,6 +131,17 @@ class Sayings:
         self.clear.setdefault(probe, []).append(Clear(component, text))
 
 
+def nothing_to_judge(node: Node) -> Statements | None:
+    """What there is to say without a kernel log, or without a GPU; None when both are there."""
+    if story(node).components:
+        return None if node.snapshot.kernel is not None else (Unread("kernel", "events"),)
+    if node.snapshot.pci is not None:
+        return (NotApplicable("no NVIDIA GPU on this machine"),)
+    if node.snapshot.kernel is None:
+        return (Unread("kernel", "events"),)
+    return (Clear(node.host_component()),)
+
+
 def sayings(node: Node) -> Sayings:
     """What the incidents of this node lead to, judged once."""
     return node.memo("xid-sayings", _say)
@@ -145,9 +157,24 @@ def _say(node: Node) -> Sayings:
         if isinstance(judged, str):
             said.note(probe, component, f"{name(incident.primary)}: {judged}")
             continue
-        finding = _finding(node, told, incident, component, judged)
+        finding = _finding(node, told, incident, component, _aged(node, told, incident, judged))
         said.findings.setdefault(finding.id, []).append(finding)
     return said
+
+
+def _aged(node: Node, told: Story, incident: Incident, judged: _Judgement) -> _Judgement:
+    """A reset leaves no line on older drivers, so a day later a GPU that works counts for it."""
+    newest = max(incident.lines, key=lambda line: line.last_at).event
+    old = not is_recent(node, newest, _OLD_S)
+    silent = told.action(incident.pci) is None and told.answers(incident.pci)
+    if old and silent and judged.severity is Severity.CRITICAL:
+        return dataclasses.replace(
+            judged,
+            severity=Severity.WARNING,
+            confidence=Confidence.POSSIBLE,
+            tail="more than a day ago and NVML works with the GPU: reset since?",
+        )
+    return judged
 
 
 def _judge(node: Node, told: Story, incident: Incident) -> _Judgement | str:
@@ -184,7 +211,7 @@ def _judge(node: Node, told: Story, incident: Incident) -> _Judgement | str:
             Severity.WARNING, _RESET, confidence=Confidence.POSSIBLE, tail="its Xid 48 is not here"
         )
     if probe == "xid.memory-error":
-        return _memory(incident, action)
+        return _memory(told, incident, action)
     if probe == "xid.hardware":
         return _hardware(primary)
     return _reset(primary, action)
@@ -212,7 +239,11 @@ def _off_bus(told: Story, incident: Incident) -> _Judgement:
     return _Judgement(Severity.CRITICAL, _REPLACE if again else _POWER_CYCLE, tail=again)
 
 
-def _memory(incident: Incident, action: int | None) -> _Judgement:
+def _memory(told: Story, incident: Incident, action: int | None) -> _Judgement | str:
+    gpu = told.gpus.get(incident.pci or "")
+    volatile = gpu.readings[-1].ecc_volatile_uncorrectable if gpu and gpu.readings else None
+    if volatile == 0 and not action and incident.primary.code != 140:
+        return "NVML counts no uncorrectable error since the last reset: cured by one"
     units = {line.event.unit for line in incident.lines if line.event.unit}
     text = "Drain, then reset the GPU (`nvidia-smi --gpu-reset`)."
     if incident.has(63, 64):
@@ -244,16 +275,17 @@ def _row_remap(told: Story, incident: Incident, action: int | None) -> _Judgemen
     code = incident.primary.code
     if action in _URGENT:
         return _reset(incident.primary, action)
+    gpu = told.gpus.get(incident.pci or "")
+    remap = gpu.row_remap if gpu else None
+    done = remap is not None and remap.pending is False and remap.failure_occurred is False
+    if code in (63, 64) and done:
+        return "NVML has no remap pending and none failed: repaired"
     if code == 64:
         return _Judgement(Severity.CRITICAL, _RESET, tail="a second one after the reset: replace")
     if code in (157, 161):
         return _Judgement(
             Severity.WARNING, _WATCH, confidence=Confidence.LIKELY, tail="plan a replacement"
         )
-    gpu = told.gpus.get(incident.pci or "")
-    remap = gpu.row_remap if gpu else None
-    if code == 63 and remap is not None and remap.pending is False:
-        return "the row is remapped and nothing is pending: repaired"
     drain = action == Recovery.DRAIN_AND_RESET
     return _Judgement(
         Severity.WARNING if drain else Severity.INFO,
@@ -415,7 +447,7 @@ def _evidence(node: Node, told: Story, incident: Incident) -> tuple[Evidence, ..
     )
     events = [incident.primary.event, *([action.event] if action else [])]
     events += [line.event for line in rest]
-    events += _bus_errors(node, incident)
+    events += bus_errors(node, incident)
     shown = [evidence(node, event) for event in events[:_MAX_LINES]]
     gpu = told.gpus.get(incident.pci or "")
     if gpu is not None and gpu.recovery_action:
@@ -432,7 +464,7 @@ def _field_230(gpu: Gpu) -> Evidence:
     )
 
 
-def _bus_errors(node: Node, incident: Incident) -> Iterable[KernelEvent]:
+def bus_errors(node: Node, incident: Incident) -> Iterable[KernelEvent]:
     """Uncorrectable errors of the PCIe chain that stand near a fall from the bus."""
     if incident.primary.entry.probe != "xid.off-bus" or incident.pci is None:
         return
