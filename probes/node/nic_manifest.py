@@ -23,10 +23,12 @@ from probes.view import Node
 def manifest_rate(node: Node) -> Statements:
     """A port runs below the rate that the manifest expects of it.
 
-    The manifest's nic_rates_gbps says what this node's ports should run at; a collective goes at
-    the pace of the slowest. Proven: rate and expectation are both exact. A port without a link is
-    left to nic.port-down. What to do: compare cable, transceiver and switch port with a good one,
-    or correct the manifest.
+    The manifest's nic_rates_gbps says what this node's ports should run at; a collective goes
+    at the pace of the slowest. Proven: rate and expectation are both exact. A port without a
+    link is left to nic.port-down.
+
+    What to do: compare cable, transceiver and switch port with a good one, or correct the
+    manifest.
     """
     for port in ports(node):
         wanted = expected_rate(node, port)
@@ -67,9 +69,11 @@ def manifest_missing(node: Node) -> Statements:
     """A network port that the manifest expects is not there.
 
     The adapter did not enumerate, its driver did not bind, or it was renamed; jobs that name it
-    (NCCL_IB_HCA) fail or use fewer rails. Inside a container a missing interface proves nothing,
-    because the host's interfaces are not visible there. What to do: `lspci | grep -i -e mellanox
-    -e ethernet`, and the kernel log for the adapter's driver.
+    (NCCL_IB_HCA) fail or use fewer rails. Inside a container a missing interface proves
+    nothing, because the host's interfaces are not visible there.
+
+    What to do: `lspci | grep -i -e mellanox -e ethernet`, and the kernel log for the adapter's
+    driver.
     """
     manifest = node.snapshot.manifest
     if manifest is None or not manifest.nic_rates_gbps:

@@ -71,8 +71,10 @@ def manifest_width(node: Node) -> Statements:
 
     The manifest's gpu_pcie_width_lanes says what this machine is built for, also where neither
     the port above nor a sibling tells. Width does not shrink at rest. Proven: both numbers are
-    exact; whether the slot or the link is at fault, pcie.slot-limited and pcie.width-trained-down
-    say. What to do: reseat or move the card, or correct the manifest.
+    exact; whether the slot or the link is at fault, pcie.slot-limited and pcie.width-trained-
+    down say.
+
+    What to do: reseat or move the card, or correct the manifest.
     """
     wanted = node.snapshot.manifest.gpu_pcie_width_lanes if node.snapshot.manifest else None
     if wanted is None:
@@ -95,8 +97,10 @@ def manifest_generation(node: Node) -> Statements:
     """A GPU's PCIe link does not reach the generation that the manifest expects.
 
     Judged under load, and at rest by what the two ends can reach at all. No fault: a lower
-    generation at rest. Proven under load. What to do: look for a speed forced in the firmware's
-    setup, reseat the card, or correct the manifest.
+    generation at rest. Proven under load.
+
+    What to do: look for a speed forced in the firmware's setup, reseat the card, or correct the
+    manifest.
     """
     wanted = node.snapshot.manifest.gpu_pcie_generation if node.snapshot.manifest else None
     if wanted is None:
