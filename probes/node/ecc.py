@@ -134,9 +134,7 @@ def ecc_correctable_rate(node: Node, limits: Limits) -> Statements:
             yield missing(gpu, "ecc_volatile_correctable", no_ecc(gpu))
             continue
         if (moved := _growth(node, gpu, "ecc_volatile_correctable")) is None:
-            yield Unread(
-                "nvml", "ecc_volatile_correctable", gpu.key, reason=GapReason.NOT_COLLECTED
-            )
+            yield Unread("nvml", "readings", gpu.key, reason=GapReason.NOT_COLLECTED)
             continue
         rate = moved[0] / (moved[1] / 1e9)
         if rate < limits["per_second"]:

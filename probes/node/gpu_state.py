@@ -15,7 +15,7 @@ from probes.finding import (
     Severity,
 )
 from probes.gpu_facts import called, gpu_finding, missing, not_for_vgpu, shown, smi
-from probes.registry import Clear, NotApplicable, Statements, probe
+from probes.registry import Clear, NotApplicable, Statement, Statements, Unread, probe
 from probes.snapshot.gpu import Gpu, GpuState
 from probes.view import Node
 
@@ -93,7 +93,7 @@ def recovery_action(node: Node) -> Statements:
         )
 
 
-def _by_state(node: Node, judge: Callable[[Gpu], Finding | NotApplicable | None]) -> Statements:
+def _by_state(node: Node, judge: Callable[[Gpu], Statement | None]) -> Statements:
     """What ``judge`` says of each GPU; one that it leaves alone is clear when it works."""
     for gpu in node.gpus:
         if (said := judge(gpu)) is not None:
@@ -181,7 +181,7 @@ def hung(node: Node) -> Statements:
             gpu,
             "gpu.hung",
             f"does not answer: {call} did not return"
-            + (f" within {waited.duration_ms / 1000:.0f} s" if waited else ""),
+            + (f" within {waited.duration_ms / 1000:.3g} s" if waited else ""),
             severity=Severity.CRITICAL,
             impact=JobImpact.BREAKS,
             fault_class=FaultClass.CANNOT_TELL,
@@ -280,9 +280,11 @@ def not_usable(node: Node) -> Statements:
     Do: as the remedy says; the kernel log's NVRM lines for this address say more.
     """
 
-    def judge(gpu: Gpu) -> Finding | None:
+    def judge(gpu: Gpu) -> Statement | None:
         if gpu.state not in _UNUSABLE:
             return None
+        if gpu.state is GpuState.UNKNOWN and gpu.state_call is None:
+            return Unread("nvml", "state", gpu.key)  # nobody asked it: no time was left
         what, fault_class, remedy = _UNUSABLE[gpu.state]
         detail = f" ({gpu.state_detail})" if gpu.state_detail else ""
         return gpu_finding(

@@ -81,7 +81,7 @@ def link_errors(node: Node, limits: Limits) -> Statements:
         if bad:
             continue
         if len(readings) < 2 and not node.has_last_run("gpu", gpu.uuid):
-            yield Unread("nvml", "nvlink_errors", gpu.key, reason=GapReason.NOT_COLLECTED)
+            yield Unread("nvml", "readings", gpu.key, reason=GapReason.NOT_COLLECTED)
         else:
             counted = any(_nonzero(readings[-1]))
             note = "NVLink error counts stand still or grow slowly" if counted else None

@@ -90,7 +90,7 @@ def test_corrected_totals_without_a_second_reading_give_no_rate():
     result = run(RATE, node([old]))
     assert (result.outcome, result.missing) == (
         Outcome.UNKNOWN,
-        ("ecc_volatile_correctable of 0000:43:00.0: not-collected",),
+        ("readings of 0000:43:00.0: not-collected",),
     )
 
 

@@ -124,6 +124,18 @@ def test_not_usable(state, text, fault_class):
     assert finding.evidence[0].quote == "nvmlDeviceGetHandleByIndex_v2: code 999"
 
 
+def test_a_gpu_that_nobody_asked_is_unread_and_not_broken():
+    skipped = broken(
+        3,
+        GpuState.UNKNOWN,
+        state_call=None,
+        state_detail="not asked: no time was left within the deadline",
+    )
+    snapshot = eight({3: skipped}, gaps=gaps(reason=GapReason.TIMEOUT, device=PCI[3]))
+    assert findings(snapshot) == []
+    assert run("gpu.not-usable", snapshot).outcome is Outcome.UNKNOWN
+
+
 def test_an_index_without_an_address_is_said_to_be_one():
     nameless = Gpu(index=3, state=GpuState.LOST)
     (finding,) = findings(eight({3: nameless}, busy=False))
