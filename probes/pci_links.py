@@ -7,6 +7,7 @@ that. Between a switch's upstream and downstream ports there is no link, so noth
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from probes.finding import Basis, Evidence, Expectation, Scalar
 from probes.gpu_facts import LOADED_PERCENT, not_for_vgpu
 from probes.registry import Unread
 from probes.snapshot.gpu import Gpu, GpuReading
-from probes.snapshot.pci import PciDevice, PciReading
+from probes.snapshot.pci import PciDevice
 from probes.view import Node, is_busy
 
 NumberT = TypeVar("NumberT", int, float)
@@ -71,46 +72,35 @@ class Link:
     lower: PciDevice
     upper: PciDevice | None
     behind: tuple[PciDevice, ...]
+    width_max: int | None  # the lanes that both ends have; None unless both are known
+    speed_max: float | None  # the speed that both ends reach; None unless both are known
+    widths: tuple[int, ...]  # lanes in use, by reading; the two ends show the same link
+    speeds: tuple[float, ...]  # speed in use, by reading
 
     @property
     def is_uplink(self) -> bool:
         """Whether a switch hangs on it, not a device."""
         return self.lower.is_bridge
 
-    @property
-    def width_max(self) -> int | None:
-        """The lanes that both ends have; None unless both are known."""
-        if self.upper is None:
-            return None
-        return _both(self.lower.max_link_width_lanes, self.upper.max_link_width_lanes)
 
-    @property
-    def speed_max(self) -> float | None:
-        """The speed that both ends reach; None unless both are known."""
-        if self.upper is None:
-            return None
-        return _both(self.lower.max_link_speed_gts, self.upper.max_link_speed_gts)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Lanes in use, by reading; the two ends show the same link."""
-        return _first(
+def _link(lower: PciDevice, upper: PciDevice | None, behind: list[PciDevice]) -> Link:
+    above = upper.readings if upper else ()
+    pairs = list(itertools.zip_longest(lower.readings, above[: len(lower.readings)]))
+    return Link(
+        lower=lower,
+        upper=upper,
+        behind=tuple(behind),
+        width_max=_both(lower.max_link_width_lanes, upper.max_link_width_lanes) if upper else None,
+        speed_max=_both(lower.max_link_speed_gts, upper.max_link_speed_gts) if upper else None,
+        widths=_first(
             (own.current_link_width_lanes, up.current_link_width_lanes if up else None)
-            for own, up in self._readings()
-        )
-
-    @property
-    def speeds(self) -> tuple[float, ...]:
-        """Speed in use, by reading."""
-        return _first(
+            for own, up in pairs
+        ),
+        speeds=_first(
             (own.current_link_speed_gts, up.current_link_speed_gts if up else None)
-            for own, up in self._readings()
-        )
-
-    def _readings(self) -> Iterable[tuple[PciReading, PciReading | None]]:
-        above = self.upper.readings if self.upper else ()
-        for index, reading in enumerate(self.lower.readings):
-            yield reading, above[index] if index < len(above) else None
+            for own, up in pairs
+        ),
+    )
 
 
 def _both(one: NumberT | None, other: NumberT | None) -> NumberT | None:
@@ -149,7 +139,7 @@ def _find_links(node: Node) -> tuple[Link, ...]:
             key = upper.address if upper else lower.address[:-2]
             ends.setdefault(key, (lower, upper if upper and _is_plausible(lower, upper) else None))
             behind.setdefault(key, []).append(device)
-    found = [Link(lower, upper, tuple(behind[key])) for key, (lower, upper) in ends.items()]
+    found = [_link(lower, upper, behind[key]) for key, (lower, upper) in ends.items()]
     return tuple(sorted(found, key=lambda link: link.lower.address))
 
 

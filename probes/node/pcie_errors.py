@@ -46,7 +46,7 @@ _CONTACT = Remedy(
     "re-cable the lower device of this link.",
     disruptive=True,
 )
-_TOTAL = "TOTAL_ERR"
+_TOTALS = ("TOTAL_ERR_COR", "TOTAL_ERR_NONFATAL", "TOTAL_ERR_FATAL")
 Counts = dict[str, int]
 
 
@@ -199,7 +199,8 @@ def _correctable(node: Node, ends: tuple[PciDevice, ...], words: str, allowed: i
     for end in ends:
         total = _total(end, _correctable_of)
         if total is not None:
-            seen.append((end, total, _growths(node, end, "aer_correctable", _correctable_of)))
+            growths = _growths(node, end, "aer_correctable", _correctable_of) if total else []
+            seen.append((end, total, growths))
     if not seen:
         return Unread("pci", "aer_correctable", ends[0].address)
     for end, _, growths in seen:
@@ -264,6 +265,8 @@ def _uncorrectable(node: Node, device: PciDevice) -> Statement:
     if None in totals:
         field = "aer_fatal" if totals[0] is None else "aer_nonfatal"
         return Unread("pci", field, device.address)
+    if not any(totals):
+        return Clear(component)
     for kind, counts_of in (("fatal", _fatal_of), ("nonfatal", _nonfatal_of)):
         growths = _growths(node, device, f"aer_{kind}", counts_of)
         if (grown := next((growth for growth in growths if growth.count), None)) is not None:
@@ -322,7 +325,7 @@ def _growths(
     node: Node, device: PciDevice, counter: str, counts_of: Callable[[PciReading], Counts | None]
 ) -> list[Growth]:
     counts = counts_of(device.readings[-1]) or {}
-    kernels = next((name for name in counts if name.startswith(_TOTAL)), None)
+    kernels = _total_name(counts)
     return list(
         _grown(
             delta(device.readings, lambda reading: total_of(counts_of(reading))),
@@ -337,8 +340,12 @@ def total_of(counts: Counts | None) -> int | None:
     """The sum of AER counters; the kernel's own total where it is given."""
     if counts is None:
         return None
-    kernels = [value for name, value in counts.items() if name.startswith(_TOTAL)]
-    return kernels[0] if kernels else sum(counts.values())
+    name = _total_name(counts)
+    return counts[name] if name else sum(counts.values())
+
+
+def _total_name(counts: Counts) -> str | None:
+    return next((name for name in _TOTALS if name in counts), None)
 
 
 def _total(device: PciDevice, counts_of: Callable[[PciReading], Counts | None]) -> int | None:
