@@ -218,6 +218,15 @@ def off_bus_above(node: Node, device: PciDevice) -> PciDevice | None:
 # --- GPUs ---
 
 
+def pci_gpus(node: Node) -> list[PciDevice]:
+    """The NVIDIA GPUs on the PCI bus, virtual functions left out."""
+    return [
+        device
+        for device in node.pci_by_address.values()
+        if device.is_nvidia_gpu and not device.is_virtual_function
+    ]
+
+
 def gpu_at(node: Node, address: str) -> Gpu | None:
     """The GPU that NVML lists at an address."""
     return node.memo("gpu by pci", lambda n: {gpu.pci: gpu for gpu in n.gpus if gpu.pci}).get(
@@ -300,7 +309,7 @@ def device_words(node: Node, device: PciDevice) -> str:
         return f"NIC {device.address}" + (f" ({', '.join(names[:2])})" if names else "")
     if device.is_bridge:
         return f"{'switch' if device.parent else 'root'} port {device.address}"
-    return f"device {device.address}"
+    return f"{'NVSwitch' if device.is_nvswitch else 'device'} {device.address}"
 
 
 def link_words(node: Node, link: Link) -> str:

@@ -1,4 +1,4 @@
-"""GPUs that are there and do not answer: off the bus, not listed by NVML, without a driver."""
+"""GPUs that are there and can't be used: not listed by NVML, without a driver."""
 
 from __future__ import annotations
 
@@ -17,101 +17,15 @@ from probes.finding import (
     Remedy,
     Severity,
 )
-from probes.pci_links import device_words, is_unknown, off_bus_above, sysfs
+from probes.pci_links import is_unknown, pci_gpus, sysfs
 from probes.registry import Clear, NotApplicable, Statement, Statements, Unread, probe
 from probes.snapshot.gpu import Gpu, GpuState
 from probes.snapshot.pci import PciDevice
 from probes.view import Node
 
-_EXPLAINED_BY_SILENCE = (
-    "gpu.missing",
-    "gpu.lost",
-    "gpu.hung",
-    "gpu.not-usable",
-    "manifest.gpu-count",
-    "manifest.pcie-generation",
-    "manifest.pcie-width",
-    "pcie.aer-correctable-rate",
-    "pcie.aer-uncorrectable",
-    "pcie.peer-differs",
-    "pcie.replay-growth",
-    "pcie.speed-trained-down",
-    "pcie.width-trained-down",
-)
 _HIDDEN = (GpuState.NO_PERMISSION,)
 # Drivers that hand a GPU to a guest or to another program on purpose.
 _PASSTHROUGH = ("vfio-pci", "pci-stub", "xen-pciback", "nvgrace_gpu_vfio_pci", "nvidia-vgpu-vfio")
-
-
-@probe("gpu.off-bus", needs=("pci",))
-def off_bus(node: Node) -> Statements:
-    """A GPU has fallen off the PCIe bus: every read of it gives ones.
-
-    The device no longer answers at all (lspci: "rev ff", header type 7f; link width 63). What it
-    seems to report are not readings. Every process that uses it fails or hangs, and a collective
-    waits for it for ever. The kernel log usually has Xid 79 for it.
-
-    No fault: a GPU that is switched off on purpose (power state D3cold reads alike); a virtual
-    function, whose id registers read as ones by specification.
-
-    Sure: proven when its configuration space reads as ones, likely when only its link status does.
-    When a switch above it is silent too, that switch is named.
-
-    Do: drain the node and power-cycle it (a reboot may not bring it back). If it falls off again:
-    power cables, seating, heat; then replace the board.
-    """
-    gpus = _pci_gpus(node)
-    if not gpus:
-        yield NotApplicable("no NVIDIA GPU on the PCI bus")
-    answering = sum(off_bus_above(node, device) is None for device in gpus)
-    for device in gpus:
-        silent = off_bus_above(node, device)
-        newest = device.readings[-1] if device.readings else None
-        if silent is not None:
-            yield _off_bus_finding(node, device, silent, answering)
-        elif newest is None or (newest.config_all_ones, newest.link_status_all_ones) == (
-            None,
-            None,
-        ):
-            yield Unread("pci", "config_all_ones", device.address)
-        else:
-            asleep = device.power_state == "D3cold"
-            yield Clear(node.pci_component(device), "switched off (D3cold)" if asleep else None)
-
-
-def _off_bus_finding(node: Node, device: PciDevice, silent: PciDevice, answering: int) -> Finding:
-    newest = device.readings[-1] if device.readings else None
-    by_config = newest is not None and bool(newest.config_all_ones)
-    what = "its configuration space reads as ones" if by_config else "its link status reads as ones"
-    if silent is not device:
-        what += f", and so does {device_words(node, silent)} above it"
-    name = "config" if by_config else "current_link_width"
-    return Finding(
-        id=off_bus.id,
-        severity=Severity.CRITICAL,
-        confidence=Confidence.PROVEN if by_config else Confidence.LIKELY,
-        fault_class=FaultClass.HARDWARE,
-        job_impact=JobImpact.BREAKS,
-        component=node.pci_component(device),
-        summary=f"GPU {device.address} has fallen off the bus: {what}; "
-        + (f"{answering} other GPUs answer" if answering != 1 else "1 other GPU answers"),
-        evidence=(
-            Evidence(
-                source="sysfs",
-                locator=f"/sys/bus/pci/devices/{device.address}/{name}",
-                observed="all ones (no answer)",
-                recheck=f"lspci -s {device.address} (rev ff), "
-                f"xxd -l 16 /sys/bus/pci/devices/{device.address}/config",
-            ),
-        ),
-        explains=_EXPLAINED_BY_SILENCE,
-        remedy=Remedy(
-            action=Action.DRAIN,
-            text="Drain the node and power-cycle it. If the GPU falls off again, check its power "
-            "cables and seating, then have the board replaced.",
-            disruptive=True,
-        ),
-    )
 
 
 @probe("gpu.missing", needs=("pci",))
@@ -140,11 +54,11 @@ def missing(node: Node) -> Statements:
 def _unlisted(node: Node) -> Iterator[Statement]:
     nvml = node.snapshot.nvml
     listed = {gpu.pci for gpu in node.gpus}
-    bound = [device for device in _pci_gpus(node) if device.driver == "nvidia"]
+    bound = [device for device in pci_gpus(node) if device.driver == "nvidia"]
     for gpu in node.gpus:
         if gpu.pci is not None and gpu.pci not in node.pci_by_address:
             yield NotApplicable(f"NVML sees {gpu.pci} without a PCI device (container, WSL)")
-    for device in _pci_gpus(node):
+    for device in pci_gpus(node):
         if device.driver in _PASSTHROUGH:
             yield NotApplicable(f"{device.address} is handed to {device.driver} on purpose")
         elif device.driver is None and is_unknown(node, "driver", device.address):
@@ -212,7 +126,7 @@ def _count(node: Node) -> Iterator[Statement]:
     if nvml is not None and nvml.init_error is None:
         yield from _since_last_run(node)
     elif manifest is not None and manifest.gpu_count is not None:
-        on_bus, wanted = len(_pci_gpus(node)), manifest.gpu_count
+        on_bus, wanted = len(pci_gpus(node)), manifest.gpu_count
         if on_bus >= wanted:
             yield Clear(node.host_component(), f"all {wanted} are on the bus")
         else:
@@ -231,7 +145,7 @@ def _since_last_run(node: Node) -> Iterator[Statement]:
     if last is None or last.boot_id != node.snapshot.boot_id or None in now:
         return
     gone = [known.key for known in last.sets if known.kind == "gpu" and known.key not in now]
-    passed_on = sum(device.driver != "nvidia" for device in _pci_gpus(node))
+    passed_on = sum(device.driver != "nvidia" for device in pci_gpus(node))
     if len(gone) > passed_on:
         yield _host_finding(
             node.host_component(),
@@ -288,7 +202,7 @@ def no_driver(node: Node) -> Statements:
 
     Do: `modprobe nvidia; dmesg | tail`, `dkms status`, and the nouveau blacklist.
     """
-    gpus = _pci_gpus(node)
+    gpus = pci_gpus(node)
     if not gpus:
         yield NotApplicable("no NVIDIA GPU on the PCI bus")
         return
@@ -335,11 +249,3 @@ def _no_driver_finding(device: PciDevice, component: Component, served: bool) ->
             disruptive=False,
         ),
     )
-
-
-def _pci_gpus(node: Node) -> list[PciDevice]:
-    return [
-        device
-        for device in node.pci_by_address.values()
-        if device.is_nvidia_gpu and not device.is_virtual_function
-    ]

@@ -6,7 +6,8 @@ import pytest
 
 from probes.finding import Component, Confidence, FaultClass, JobImpact, Severity
 from probes.gap import Gap, GapReason
-from probes.node.missing_gpu import missing, no_driver, off_bus
+from probes.node.missing_gpu import missing, no_driver
+from probes.node.off_bus import device_off_bus, off_bus
 from probes.result import Outcome
 from probes.snapshot.baseline import Baseline, CounterSet
 from probes.snapshot.gpu import Gpu, GpuState, NvmlSection
@@ -17,6 +18,7 @@ from tests.support.pci_nodes import (
     device,
     gpu,
     judge,
+    nic,
     notes,
     read,
     snapshot,
@@ -78,8 +80,17 @@ def test_a_gpu_that_sleeps_reads_as_ones_too() -> None:
     assert notes(off_bus, snapshot((asleep,), ())) == (f"{FOUR[0]}: switched off (D3cold)",)
 
 
+def test_an_adapter_and_an_nvswitch_fall_off_too() -> None:
+    switch = device("0000:d1:00.0", class_code=0x068000, device_id=0x22A3, readings=ONES)
+    node = snapshot((nic("0000:1a:00.0", readings=ONES), switch), ())
+    assert summaries(device_off_bus, node) == [
+        "NIC 0000:1a:00.0 has fallen off the bus: its configuration space reads as ones",
+        "NVSwitch 0000:d1:00.0 has fallen off the bus: its configuration space reads as ones",
+    ]
+
+
 def test_no_gpu() -> None:
-    for item in (off_bus, no_driver):
+    for item in (off_bus, device_off_bus, no_driver):
         assert judge(item, snapshot((), ()))[0].outcome is Outcome.NOTAPPLICABLE
 
 
