@@ -115,7 +115,8 @@ def test_no_access_control(space: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "space", [config((0x100, 0x3, 0x100, 0)), config((0x100, 3, 0x40, 0)), config((0x100, 3, 0xFFC, 0))]
+    "space",
+    [config((0x100, 0x3, 0x100, 0)), config((0x100, 3, 0x40, 0)), config((0x100, 3, 0xFFC, 0))],
 )
 def test_a_list_of_capabilities_that_leads_nowhere(space: bytes) -> None:
     with pytest.raises(ValueError, match="extended capabilit"):
