@@ -17,7 +17,6 @@ directory: root's cron may stand in anybody's.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import os
@@ -25,11 +24,13 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent.errors import LaggardError
 from probes.finding import Severity
-from probes.registry import Probe
+
+if TYPE_CHECKING:
+    from probes.registry import Probe
 
 SITE_CONFIG = "/etc/laggard/config.toml"
 
@@ -156,6 +157,8 @@ def _known(name: str, known: Collection[str], path: str, where: str, what: str) 
 
 def nearest(name: str, known: Collection[str]) -> str:
     """A hint for a name that is not known."""
+    import difflib
+
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if near:
         return f"did you mean {near[0]}?"

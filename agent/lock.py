@@ -90,7 +90,7 @@ def _process(pid: int) -> str:
 
     try:
         process = psutil.Process(pid)
-        command = (" ".join(process.cmdline()) or process.name())[:200]
+        command = " ".join(" ".join(process.cmdline() or [process.name()]).split())[:200]
         return f"pid {pid} ({command}; user {process.username()}; {process.status()})"
     except psutil.Error:
         return f"pid {pid} (not visible from here)"

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent import __version__
-from agent.collect.identity import Identity
 from agent.errors import LaggardError
 from agent.host import Host, LiveHost
 from agent.isolate import First, InProcess, Isolated, Reader, Readings, Second, bug
-from agent.recording import RecordingHost
 from probes.gap import Gap, GapReason, fold_gaps
+from probes.record import Record
 from probes.snapshot.gpu import NvmlSection
 from probes.snapshot.host import HostSection
 from probes.snapshot.kernel import KernelSection
@@ -36,10 +35,14 @@ _SECOND_KEPT_SHARE = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """``sample_s`` between the two readings, 0 for one reading; ``deadline_s`` for all of it."""
+    """``sample_s`` between the two readings, 0 for one reading; ``deadline_s`` for all of it.
+
+    ``spent_s`` of the deadline has passed before the run begins (modules were loaded).
+    """
 
     sample_s: float = 2.0
     deadline_s: float = 20.0
+    spent_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a sample that leaves no time to read."""
@@ -58,13 +61,29 @@ def _section(name: str, source: str, record: type) -> Reader:
     return Reader(name=name, source=source, record=record, load=load)
 
 
+class _Head(Record, frozen=True, kw_only=True):
+    """The fields of the snapshot that name the machine."""
+
+    host: str
+    boot_id: str | None = None
+    kernel_release: str | None = None
+    uptime_s: float | None = None
+    virtualization: str | None = None
+    container: str | None = None
+    privileged: bool
+
+
 def _load_identity() -> tuple[First, None]:
     from agent.collect.identity import read_identity
 
-    return lambda host: (read_identity(host), ()), None
+    def read(host: Host) -> tuple[_Head, tuple[Gap, ...]]:
+        found = read_identity(host)
+        return _Head(**{name: getattr(found, name) for name in _Head.__struct_fields__}), found.gaps
+
+    return read, None
 
 
-_IDENTITY = Reader(name="identity", source="host", record=Identity, load=_load_identity)
+_IDENTITY = Reader(name="identity", source="host", record=_Head, load=_load_identity)
 # By the snapshot's field. The kernel log first: what it says of a GPU holds even if looking at
 # that GPU hangs.
 FILES = (
@@ -100,7 +119,7 @@ class _Run:
         self.options = options
         self.readings = readings
         self.files = files
-        self.start_ns = host.monotonic_ns()
+        self.start_ns = host.monotonic_ns() - int(options.spent_s * 1e9)
         self.gaps: list[Gap] = []
         self.sections: dict[str, Any] = {}
 
@@ -114,22 +133,16 @@ class _Run:
     def collect(self) -> NodeSnapshot:
         """Everything once, and what moves a second time."""
         taken_at_ns = self.host.time_ns()
-        identity = self._identity()
+        head = self._head()
         self._first_of_files()
         self._driver_and_second_readings()
         return NodeSnapshot(
             schema=SNAPSHOT_SCHEMA,
             tool_version=__version__,
-            host=identity.host,
             taken_at_ns=taken_at_ns,
-            boot_id=identity.boot_id,
-            kernel_release=identity.kernel_release,
-            uptime_s=identity.uptime_s,
-            virtualization=identity.virtualization,
-            container=identity.container,
-            privileged=identity.privileged,
             sample_s=self.options.sample_s,
-            gaps=fold_gaps((*identity.gaps, *self.gaps)),
+            gaps=fold_gaps(tuple(self.gaps)),
+            **{name: getattr(head, name) for name in head.__struct_fields__},
             **self.sections,
         )
 
@@ -147,20 +160,11 @@ class _Run:
         self.gaps += gaps
         return section
 
-    def _identity(self) -> Identity:
-        identity = self._first(_IDENTITY, len(self.files))
-        if isinstance(identity, Identity):
-            return identity
-        return Identity(
-            host=os.uname().nodename,
-            boot_id=None,
-            kernel_release=None,
-            uptime_s=None,
-            virtualization=None,
-            container=None,
-            privileged=self.host.euid() == 0,
-            gaps=(),
-        )
+    def _head(self) -> _Head:
+        head = self._first(_IDENTITY, len(self.files))
+        if isinstance(head, _Head):
+            return head
+        return _Head(host=os.uname().nodename, privileged=self.host.euid() == 0)
 
     def _first_of_files(self) -> None:
         for position, reader in enumerate(self.files):
@@ -233,4 +237,5 @@ class _Run:
 
 
 def _is_live(host: Host) -> bool:
-    return isinstance(host.inner if isinstance(host, RecordingHost) else host, LiveHost)
+    """Whether a driver can stand behind the files: also when what it says is being recorded."""
+    return isinstance(getattr(host, "inner", host), LiveHost)

@@ -17,7 +17,7 @@ from probes.finding import (
     Finding,
     Severity,
 )
-from probes.gap import Gap, fold_gaps
+from probes.gap import Gap, GapReason, fold_gaps
 from probes.result import Outcome, ProbeResult, RuledOut, Verdict
 from probes.snapshot.gpu import GpuState
 from probes.view import Node
@@ -235,7 +235,7 @@ def _tempting(node: Node, results: tuple[ProbeResult, ...]) -> list[RuledOut]:
     for result in results:
         if result.outcome is Outcome.NOTAPPLICABLE:
             continue
-        by_note: dict[str, list[str]] = {}
+        by_note: dict[str, list[str]] = {}  # equal notes of one rule are one line
         for note in result.notes:
             part, found, why = note.partition(": ")
             if found and part.partition(" link ")[0] in parts:
@@ -266,7 +266,9 @@ def _unjudged(results: tuple[ProbeResult, ...]) -> list[ProbeResult]:
 
 
 def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
-    blind = _unjudged(results)
+    unjudged = _unjudged(results)
+    # what nobody asked for (a rate, with one reading only) is no reason; alone it was required
+    blind = [result for result in unjudged if _was_hidden(result)] or unjudged
     hiding = fold_gaps(tuple(gap for gap in node.snapshot.gaps if gap.reason.hides_something))
     missing = dict.fromkeys(text for result in blind for text in result.missing)
     broken = [result.id for result in blind if result.outcome is Outcome.ERROR]
@@ -293,6 +295,13 @@ def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
         next_step=f"To settle it: {settle}."
         if settle
         else "`laggard doctor` says how to let laggard read the rest.",
+    )
+
+
+def _was_hidden(result: ProbeResult) -> bool:
+    nobody_asked = f": {GapReason.NOT_COLLECTED.value}"
+    return result.outcome is Outcome.ERROR or not all(
+        nobody_asked in text for text in result.missing
     )
 
 

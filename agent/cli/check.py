@@ -96,12 +96,14 @@ def check(config: Config, splay: float, **given: Any) -> int:  # fmt: skip
     Exit code 0 ok, 1 warning, 2 critical, 3 can't tell, wrong usage or a crash. A run that finds
     another one at work says whose it is and ends with 0, or 3 when that one is long overdue.
     """
+    began = time.monotonic()
     for problem in config.problems:
         _warn(problem)
     run = _Check(config, given)
+    spent_s = time.monotonic() - began
     if splay:
         time.sleep(splay * int.from_bytes(os.urandom(4), "big") / (1 << 32))
-    return run.recorded() if given["source"] else run.live()
+    return run.recorded() if given["source"] else run.live(spent_s)
 
 
 class _Check:
@@ -133,7 +135,7 @@ class _Check:
         report = self._judge(read_snapshot(self.given["source"]), State(None))
         return self._say(report, None)
 
-    def live(self) -> int:
+    def live(self, spent_s: float) -> int:
         """Read this node, judge, keep what the next run needs, say."""
         from agent.baseline import keep_baseline, with_baseline
         from agent.change import change_since, keep_last_run, read_last_run
@@ -143,7 +145,7 @@ class _Check:
         from agent.state import State, state_directory
 
         deadline_s = self.given["deadline"]
-        options = RunOptions(sample_s=self.given["sample"], deadline_s=deadline_s)
+        options = RunOptions(sample_s=self.given["sample"], deadline_s=deadline_s, spent_s=spent_s)
         state = State(None if self.given["no_state"] else state_directory())
         change: Change | None = None
         try:

@@ -127,6 +127,15 @@ def test_what_stayed_hidden_is_named_and_how_to_allow_it() -> None:
     )  # fmt: skip
 
 
+def test_what_nobody_asked_for_is_no_reason_unless_it_was_required() -> None:
+    denied = ProbeResult(id="xid.any", outcome=Outcome.UNKNOWN, missing=("kernel: denied",))
+    rate = ProbeResult(id="nic.errors", outcome=Outcome.UNKNOWN, missing=("x: not-collected",))
+    (found,) = verdicts(results=(rate, denied), hidden=True)
+    assert "1 rule could not judge (xid.any); kernel: denied" in found.summary
+    (found,) = verdicts(results=(rate,), hidden=True)
+    assert "1 rule could not judge (nic.errors); x: not-collected" in found.summary
+
+
 def test_a_rule_that_broke_is_our_bug() -> None:
     broken = ProbeResult(id="xid.any", outcome=Outcome.ERROR, error="Traceback ...")
     (found,) = verdicts(results=(broken,), hidden=True)
