@@ -183,7 +183,7 @@ getters = [
     and "HandleBy" not in name
 ]
 for getter in getters:
-    for _ in range(50):
+    for _ in range(20):
         code(getter, h)
 say(len(getters) > 80)
 """

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -252,6 +257,13 @@ def test_driver_not_loaded_matters_where_there_are_gpus(collected: Collections) 
     ]
 
 
+def test_no_library_is_a_machine_without_a_driver(collected: Collections) -> None:
+    case = collected["init_library_not_found"]
+    assert case.snapshot.nvml is None
+    assert [(gap.source, gap.reason) for gap in case.snapshot.gaps] == [("nvml", GapReason.ABSENT)]
+    assert judged(case).findings == ()
+
+
 def test_memory_that_nobody_holds(collected: Collections) -> None:
     processes = ProcessSection(scanned=312, host_pid_namespace=True)
     snapshot = structs.replace(collected["memory_orphan"].snapshot, processes=processes)
@@ -273,3 +285,36 @@ def test_the_library_is_asked_sparingly(nvml: nvml_double.Double, tmp_path: Path
     assert asked["Serial"] == 1
     assert asked["PowerUsage"] == 2
     assert sum(asked.values()) < 500
+
+
+RUN = "import sys; from agent.cli import run; sys.exit(run(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "exit_code", "ids"),
+    [
+        ("h100x8_busy", 0, []),
+        ("power_brake_counter", 1, ["clocks.hw-power-brake"]),
+        ("gpu_hung_hard", 2, ["gpu.hung"]),
+    ],
+)
+def test_the_command_ends_in_time_by_health(
+    nvml: nvml_double.Double, scenario: str, exit_code: int, ids: list[str]
+) -> None:
+    """The whole command; rules about the machine that runs the tests are left out."""
+    only = [
+        part for family in ("gpu", "clocks", "pcie", "nvlink") for part in ("--only", f"{family}.*")
+    ]
+    options = ["--sample", "0.2", "--deadline", "10", "--no-state", "--format", "json", *only]
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "check", *options],
+        env=os.environ | nvml.environ(scenario),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert time.monotonic() - began < 10
+    report = json.loads(done.stdout)
+    assert [f["id"] for f in report["findings"] if f["severity"] != "info"] == ids
+    assert done.returncode == exit_code

@@ -63,6 +63,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,10 +145,10 @@ def build(workdir: Path) -> Double:
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     target = workdir / digest[:16]
     if not target.exists():
-        target.mkdir(parents=True)
-        for name in SOURCES:
-            flags = ["-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-c"]
-            _run(["gcc", *flags, str(HERE / name), "-o", str(target / f"{Path(name).stem}.o")])
+        building = Path(tempfile.mkdtemp(dir=workdir))
+        flags = ["-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-c"]
+        _run(["gcc", *flags, *(str(HERE / name) for name in SOURCES)], cwd=building)
+        building.rename(target)
     return Double(target)
 
 
@@ -176,7 +177,7 @@ def _settings(path: Path) -> dict[str, str]:
     return found
 
 
-def _run(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+def _run(argv: list[str], cwd: Path | None = None) -> None:
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(argv)}\n{done.stderr}")
