@@ -47,10 +47,11 @@ class Change(Record, frozen=True, kw_only=True):
         return bool(self.new or self.worse or self.cleared) or before is not self.kept.health
 
 
-def change_since(last: LastRun | None, report: Report) -> Change:
+def change_since(last: LastRun | None, report: Report, least: Severity = Severity.INFO) -> Change:
     """Compare by fingerprint. A first run has everything new.
 
-    A finding whose rule can't judge now, or was not asked, has not cleared: it is kept.
+    A finding whose rule can't judge now, or was not asked, has not cleared: it is kept. What is
+    milder than ``least`` is kept and not told.
     """
     before = {seen.fingerprint: seen for seen in last.findings} if last else {}
     quiet = {item.fingerprint for item in report.acknowledged}
@@ -72,12 +73,16 @@ def change_since(last: LastRun | None, report: Report) -> Change:
     }
     gone = [seen for key, seen in before.items() if key not in now]
     unseen = tuple(seen for seen in gone if seen.id not in judged)
-    loud = [finding for finding in report.findings if finding.fingerprint not in quiet]
+    loud = [
+        finding
+        for finding in report.findings
+        if finding.fingerprint not in quiet and finding.severity.rank >= least.rank
+    ]
     return Change(
         health_before=last.health if last else None,
         new=tuple(f for f in loud if f.fingerprint not in before or before[f.fingerprint].quiet),
         worse=tuple(f for f in loud if _rose(f, before.get(f.fingerprint))),
-        cleared=tuple(seen for seen in gone if seen.id in judged),
+        cleared=tuple(s for s in gone if s.id in judged and s.severity.rank >= least.rank),
         unseen=unseen,
         kept=LastRun(health=report.health, findings=(*now.values(), *unseen)),
     )

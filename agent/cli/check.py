@@ -143,6 +143,7 @@ class _Check:
         from agent.lock import LockedError
         from agent.run import RunOptions, collect_node
         from agent.state import State, state_directory
+        from probes.finding import Severity
 
         deadline_s = self.given["deadline"]
         options = RunOptions(sample_s=self.given["sample"], deadline_s=deadline_s, spent_s=spent_s)
@@ -154,7 +155,8 @@ class _Check:
                 report = self._judge(with_baseline(snapshot, state), state)
                 keep_baseline(snapshot, state)
                 if self.given["on_change"]:
-                    change = change_since(read_last_run(state), report)
+                    least = Severity.WARNING if self.given["quiet"] else Severity.INFO
+                    change = change_since(read_last_run(state), report, least)
                     keep_last_run(state, change.kept)
         except LockedError as locked:
             return self._stand_back(locked.holder)

@@ -101,6 +101,15 @@ def test_a_known_fault_is_silent_and_new_when_the_day_has_passed() -> None:
     assert change_since(after(faulty(findings=(NARROW,), **LOUD)), faulty(**known)).cleared == ()
 
 
+def test_what_is_only_worth_knowing_is_kept_and_not_told_when_quiet() -> None:
+    info = faulty(findings=(CAP,), health=Health.OK, **LOUD)
+    first = change_since(None, info, Severity.WARNING)
+    assert not first.anything
+    assert [seen.id for seen in first.kept.findings] == [CAP.id]
+    assert not change_since(first.kept, healthy(results=judged()), Severity.WARNING).anything
+    assert change_since(first.kept, healthy(results=judged())).anything
+
+
 def test_what_is_kept_reads_back() -> None:
     kept = after(faulty())
     assert msgspec.json.decode(msgspec.json.encode(kept), type=LastRun) == kept
