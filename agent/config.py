@@ -22,9 +22,10 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from agent.errors import LaggardError
 from probes.finding import Severity
@@ -35,22 +36,20 @@ if TYPE_CHECKING:
 SITE_CONFIG = "/etc/laggard/config.toml"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """A value and the place that set it (``FILE: KEY``)."""
 
     value: Any
     origin: str
 
 
-@dataclass(slots=True)
-class Config:
+class Config(msgspec.Struct):
     """What all files together say; ``problems`` are files that had to be left out."""
 
-    check: dict[str, Setting] = field(default_factory=dict)
-    severities: dict[str, Setting] = field(default_factory=dict)
-    limits: dict[str, dict[str, Setting]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    check: dict[str, Setting] = msgspec.field(default_factory=dict)
+    severities: dict[str, Setting] = msgspec.field(default_factory=dict)
+    limits: dict[str, dict[str, Setting]] = msgspec.field(default_factory=dict)
+    problems: list[str] = msgspec.field(default_factory=list)
 
 
 def read_toml(path: str) -> dict[str, Any]:

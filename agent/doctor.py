@@ -8,8 +8,9 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from agent import __version__
 from agent.host import Host, LiveHost
@@ -17,8 +18,7 @@ from agent.host import Host, LiveHost
 _PACKAGES = ("agent", "probes", "collectives")
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """One thing looked at; ``advice`` says what to do when it is not ok, or what it costs."""
 
     what: str

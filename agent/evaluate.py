@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,18 +15,16 @@ from probes.snapshot.node import NodeSnapshot
 from probes.view import Node
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """What the operator decided: selection is by the caller, this is what changes judgement."""
 
-    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    severities: Mapping[str, Severity] = field(default_factory=dict)
+    limits: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
+    severities: Mapping[str, Severity] = msgspec.field(default_factory=dict)
     require: frozenset[str] = frozenset()  # ids whose missing inputs always count
     accept_unknown: frozenset[str] = frozenset()  # ids whose missing inputs never count
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
+class Evaluation(msgspec.Struct, frozen=True):
     """What all probes said of one snapshot.
 
     ``hidden``: something that exists here and is required could not be read.

@@ -12,8 +12,9 @@ import posixpath
 import subprocess
 import time
 import urllib.parse
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from agent.tree import READ_LIMIT_BYTES, DiskTree, FileStat, TextTree, Tree
 
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 _KMSG_RECORD_BYTES = 8192  # printk's longest record is below this (PRINTKRB_RECORD_MAX 1024 + dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(msgspec.Struct, frozen=True):
     """What a program printed; ``returncode`` is negative for a signal."""
 
     returncode: int

@@ -17,7 +17,6 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import msgspec
@@ -35,8 +34,7 @@ _END_WAIT_S = 0.5  # for a child that was told to end
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-@dataclass(frozen=True, slots=True)
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     """One section: ``record`` is its type, ``load`` gives the functions that read it.
 
     ``load`` imports them, and is called only where they run. ``source`` is what gaps call it.

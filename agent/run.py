@@ -6,8 +6,9 @@ import importlib
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from agent import __version__
 from agent.errors import LaggardError
@@ -33,8 +34,7 @@ _SECOND_SHARE = 0.1  # the second readings of all files
 _SECOND_KEPT_SHARE = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions:
+class RunOptions(msgspec.Struct, frozen=True):
     """``sample_s`` between the two readings, 0 for one reading; ``deadline_s`` for all of it.
 
     ``spent_s`` of the deadline has passed before the run begins (modules were loaded).

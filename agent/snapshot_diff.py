@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -89,8 +88,7 @@ _HIGHER_IS_WORSE = (
 _TRUE_IS_WORSE = ("pending", "failure_occurred", "threshold_exceeded", "config_all_ones")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """One fact that differs; ``worse`` is None when neither value is better by itself."""
 
     path: str

@@ -11,15 +11,15 @@ import os
 import posixpath
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+import msgspec
 
 READ_LIMIT_BYTES = 4 << 20
 _MAX_LINKS = 40  # as the kernel's MAXSYMLINKS
 
 
-@dataclass(frozen=True, slots=True)
-class FileStat:
+class FileStat(msgspec.Struct, frozen=True):
     """The parts of stat(2) that collectors use."""
 
     mode: int
@@ -136,15 +136,13 @@ class DiskTree:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """A symbolic link of a text tree."""
 
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(msgspec.Struct, frozen=True):
     """A path of a text tree that answers with an error."""
 
     errno: int
@@ -153,17 +151,16 @@ class Refusal:
 Entry = bytes | Link | Refusal
 
 
-@dataclass(slots=True)
-class TextTree:
+class TextTree(msgspec.Struct):
     """A tree held in memory, from the text form (see ``agent.fstree``).
 
     ``epochs[0]`` is the tree; each later one holds only what has changed by the next reading, and
     ``epoch`` says which one is being read.
     """
 
-    epochs: list[dict[str, Entry]] = field(default_factory=lambda: [{}])
+    epochs: list[dict[str, Entry]] = msgspec.field(default_factory=lambda: [{}])
     epoch: int = 0
-    _children: list[dict[str, set[str]]] = field(default_factory=list, repr=False)
+    _children: list[dict[str, set[str]]] = msgspec.field(default_factory=list)
 
     def _lookup(self, path: str) -> Entry | None:
         for entries in reversed(self.epochs[: self.epoch + 1]):

@@ -7,7 +7,8 @@ The mask is an instant and flickers; the nanosecond counters say for how long.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from probes.finding import (
     Basis,
@@ -37,8 +38,7 @@ BELOW_PEERS = Limit(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(msgspec.Struct, frozen=True):
     """One clock-event reason: its probe, its bit, its name, and the counter that times it."""
 
     probe_id: str
@@ -111,8 +111,7 @@ BENIGN_BITS = 0x1 | 0x2 | 0x100
 KNOWN_BITS = 0x7FF
 
 
-@dataclass(frozen=True, slots=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True):
     """How long a reason was active, by every measure at hand."""
 
     percent: float | None  # of the sample, by the counter
@@ -128,8 +127,7 @@ class Activity:
         return self.percent is not None or self.of > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """A reason that was active long enough to matter: in words, and how sure that is."""
 
     text: str

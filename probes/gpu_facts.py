@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+import msgspec
 
 from probes.finding import (
     Action,
@@ -21,6 +21,7 @@ from probes.finding import (
 )
 from probes.registry import NotApplicable, Unread
 from probes.snapshot.gpu import Gpu
+from probes.stats import median
 from probes.view import REASON_GPU_IDLE, Node
 
 # Below this share of kernel time a driver may lower clocks because little runs.
@@ -133,8 +134,7 @@ def missing(gpu: Gpu, field: str, why: str | None) -> NotApplicable | Unread:
     return NotApplicable(why) if why else Unread("nvml", field, gpu.key)
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """Load and SM clock of one GPU over its readings, and of the siblings loaded like it.
 
     ``ever`` and ``always`` are the event-reason bits of any and of all readings.
@@ -201,7 +201,9 @@ def _all_clocks(node: Node) -> dict[int, Clocks]:
             and (own.limit_mw is None or peer.limit_mw is None or own.limit_mw == peer.limit_mw)
         ]
         out[id(gpu)] = (
-            replace(own, peers=len(peers), peers_mhz=statistics.median(peers)) if peers else own
+            msgspec.structs.replace(own, peers=len(peers), peers_mhz=median(peers))
+            if peers
+            else own
         )
     return out
 
@@ -218,7 +220,7 @@ def _own_clocks(gpu: Gpu) -> Clocks:
         ever=ever if masks else None,
         always=always if masks else 0,
         masks=len(masks),
-        sm_mhz=statistics.median(clocks) if clocks else None,
+        sm_mhz=median(clocks) if clocks else None,
         max_mhz=gpu.limits.sm_clock_max_mhz,
         limit_mw=gpu.limits.power_limit_enforced_mw,
     )

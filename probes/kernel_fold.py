@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from msgspec.structs import replace
 
 from probes.snapshot.kernel import KernelEvent
@@ -13,8 +12,7 @@ MAX_PER_KIND = 400
 QUOTE_CHARS = 300
 
 
-@dataclass(slots=True)
-class _Entry:
+class _Entry(msgspec.Struct):
     event: KernelEvent
     locator: str
     at_s: float | None

@@ -8,16 +8,17 @@ that. Between a switch's upstream and downstream ports there is no link, so noth
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from probes.finding import Basis, Evidence, Expectation, Scalar
 from probes.gpu_facts import LOADED_PERCENT, not_for_vgpu
 from probes.registry import Unread
 from probes.snapshot.gpu import Gpu, GpuReading
 from probes.snapshot.pci import PciDevice
+from probes.stats import median_low
 from probes.view import Node, is_busy
 
 NumberT = TypeVar("NumberT", int, float)
@@ -61,8 +62,7 @@ def bandwidth_gbps(speed_gts: float | None, width_lanes: int | None) -> float | 
     return _BY_SPEED[speed_gts][1] * width_lanes
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One wire: the function at its lower end and the port at its upper end.
 
     ``upper`` is None where it can't be seen or is a hypervisor's invention. ``behind`` are the
@@ -370,4 +370,4 @@ def sysfs(
 def median(values: Iterable[float]) -> float | None:
     """The lower median, so that it is one of the values; None of nothing."""
     known = list(values)
-    return statistics.median_low(known) if known else None
+    return median_low(known) if known else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from probes.finding import Basis, Component, Confidence, JobImpact, Severity
 from probes.gap import GapReason
@@ -26,8 +27,7 @@ from probes.snapshot.gpu import Gpu
 from probes.view import Node
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A link of sysfs, a GPU of NVML, or both where it is the same."""
 
     component: Component
@@ -61,8 +61,7 @@ class Place:
         return smi(self.gpu, arguments) if self.gpu else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(msgspec.Struct, frozen=True):
     """What a link should run at, on what ground, in words, and how sure that is."""
 
     value: float
@@ -106,8 +105,7 @@ def excused(place: Place) -> Statement | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """How much a worse link matters."""
 
     severity: Severity

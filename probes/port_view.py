@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from probes.finding import Basis, Component, Evidence, Expectation, Scalar
 from probes.registry import NotApplicable, Statement
@@ -13,8 +14,7 @@ from probes.view import Node
 _WITH_LINK = {"ACTIVE", "ACTIVE_DEFER", "INIT", "ARMED"}  # drivers/infiniband/core/sysfs.c
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True):
     """How much a counter grew, and over what time."""
 
     counter: str

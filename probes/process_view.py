@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from probes.finding import Component, Evidence
 from probes.snapshot.gpu import Gpu, GpuState
@@ -33,8 +33,7 @@ _PLACES = (
 _VFORK_FUNCTIONS = ("wait_for_vfork_done", "kernel_clone", "_do_fork", "do_fork")
 
 
-@dataclass(frozen=True, slots=True)
-class Stuck:
+class Stuck(msgspec.Struct, frozen=True):
     """A thread that did not run at all between the first and the last reading."""
 
     thread: BlockedThread  # as last read

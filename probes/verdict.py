@@ -7,7 +7,8 @@ component is a victim unless it is a culprit itself.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from probes.finding import (
     Component,
@@ -30,8 +31,7 @@ _EVIDENCE_LIMIT = 12
 _BLAMELESS = (FaultClass.LOAD, FaultClass.NO_FAULT)
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """Findings of one id that nothing else explains, the worst first, and what they cause."""
 
     findings: tuple[Finding, ...]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar
@@ -11,6 +10,7 @@ from probes.finding import Component
 from probes.snapshot.gpu import Gpu, GpuReading, GpuState, NvLink
 from probes.snapshot.node import NodeSnapshot
 from probes.snapshot.pci import PciDevice
+from probes.stats import median
 
 T = TypeVar("T")
 ReadingT = TypeVar("ReadingT")
@@ -198,4 +198,4 @@ def delta(
 def median_of(values: Iterable[float | None]) -> float | None:
     """The median of what is known; None when nothing is."""
     known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return median(known) if known else None

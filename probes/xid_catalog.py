@@ -7,7 +7,8 @@ and, for 173 to 176, nverror.h of open-gpu-kernel-modules 595.45.04. Meanings ar
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 CATALOG_VERSION = "2026-08 (catalog of 172 Xids; nverror.h 595.45.04)"
 
@@ -22,7 +23,7 @@ class XidClass(str, enum.Enum):
     RESET = "reset the GPU"
     REBOOT = "reboot the node"
     RESTART_VM = "restart the virtual machine"
-    LINK = "NVLink: by decoding the registers"
+    LINK = "NVLink error, by its registers"
     REPAIR = "memory repair"
     CONTAINED = "contained memory error"
     HARDWARE = "hardware support"
@@ -30,8 +31,7 @@ class XidClass(str, enum.Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(msgspec.Struct, frozen=True):
     """One code. ``probe`` is the id of the finding that an unexcused one leads to."""
 
     name: str
@@ -61,7 +61,7 @@ def _reset(
 
 
 def _link(unit: str) -> Xid:
-    meaning = f"NVLink 5 error in unit {unit}; its registers decide"
+    meaning = f"NVLink 5 error, unit {unit}"
     return Xid(f"NVLINK_{unit}", meaning, XidClass.LINK, "WORKFLOW_NVLINK5", "xid.nvlink", 565)
 
 

@@ -6,7 +6,8 @@ Source: the workflow sheets of NVIDIA's Xid catalog, see ``probes.xid_catalog``.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+import msgspec
 
 from probes.snapshot.kernel import KernelEvent
 
@@ -25,8 +26,7 @@ class Decoded(str, enum.Enum):
     UNDECODED = "undecoded"
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """The decoded registers in words."""
 
     verdict: Decoded

@@ -93,7 +93,9 @@ def _say(node: Node) -> Sayings:
             said.note(probe, component, f"{name(incident.primary)}: {judged}")
             continue
         finding = _finding(node, told, incident, component, judged)
-        said.findings.setdefault(finding.id, []).append(finding)
+        found = said.findings.setdefault(finding.id, [])
+        if all(other.fingerprint != finding.fingerprint for other in found):
+            found.append(finding)
     return said
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
+import msgspec
 from msgspec.structs import replace
 
 from probes.finding import Action, Confidence, FaultClass, Remedy, Severity
@@ -63,8 +61,7 @@ _WATCH = Remedy(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(msgspec.Struct, frozen=True):
     """What an incident comes to; ``tail`` ends the summary."""
 
     severity: Severity
@@ -81,7 +78,7 @@ def _aged(node: Node, told: Story, incident: Incident, judged: Judgement) -> Jud
     old = not is_recent(node, newest, _OLD_S)
     silent = told.action(incident.pci) is None and told.answers(incident.pci)
     if old and silent and judged.severity is Severity.CRITICAL:
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             judged,
             severity=Severity.WARNING,
             confidence=Confidence.POSSIBLE,
@@ -256,7 +253,7 @@ def _nvlink(incident: Incident, action: int | None) -> Judgement | str:
     reading = _worst_reading(incident)
     if action in _URGENT and reading.verdict is not Decoded.CABLE:
         asked = _reset(incident.primary, action)
-        return dataclasses.replace(asked, tail=reading.text)
+        return msgspec.structs.replace(asked, tail=reading.text)
     known = _LINK_VERDICTS.get(reading.verdict)
     if known is None:
         return reading.text

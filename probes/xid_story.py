@@ -242,7 +242,10 @@ def _priority(line: Line) -> tuple[int, int]:
 
 
 def _incidents(pci: str | None, lines: list[Line], cured: Iterable[Line]) -> Iterable[Incident]:
-    """Lines of one GPU, in groups near in time; once it is off the bus all that follows is that."""
+    """Groups of one GPU's lines near in time, those of one kind as one incident.
+
+    Once a GPU is off the bus all that follows on it is that.
+    """
     groups: list[list[Line]] = []
     for line in sorted(lines, key=lambda item: (item.at, item.position)):
         lost = groups and any(item.entry.probe == "xid.off-bus" for item in groups[-1])
@@ -250,16 +253,13 @@ def _incidents(pci: str | None, lines: list[Line], cured: Iterable[Line]) -> Ite
             groups[-1].append(line)
         else:
             groups.append([line])
-    merged: dict[int, Incident] = {}
+    merged: dict[str, list[Line]] = {}
     for group in groups:
+        merged.setdefault(min(group, key=_priority).entry.probe, []).extend(group)
+    for group in merged.values():
         primary = min(group, key=_priority)
-        same = merged.get(primary.code)
-        if same is not None:
-            same.lines.extend(group)
-            continue
         earlier = [line for line in cured if line.code == primary.code]
-        merged[primary.code] = Incident(pci, primary, group, earlier=earlier)
-    return merged.values()
+        yield Incident(pci, primary, group, earlier=earlier)
 
 
 def _join_links(told: Story) -> None:

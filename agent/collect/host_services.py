@@ -7,7 +7,8 @@ the last resort is every process's name. "Not running" is said only where all pr
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.collect.gaps import Gaps
 from agent.collect.identity import sees_all_processes
@@ -21,8 +22,7 @@ _VERSION_TIMEOUT_S = 2.0
 _PID = re.compile(r"\d{1,9}\Z", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class _Daemon:
+class _Daemon(msgspec.Struct, frozen=True):
     name: str  # the unit's, without .service
     program: str
     pid_file: str | None = None

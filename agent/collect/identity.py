@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from agent.collect.gaps import Gaps
 from agent.host import Host
@@ -35,8 +35,7 @@ _CGROUP_CONTAINERS = (
 _CONTAINER_ROOTS = frozenset({"overlay", "fuse-overlayfs", "aufs", "zfs", "btrfs"})
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """The fields of ``NodeSnapshot`` that name the machine; ``gaps`` say what stayed unknown."""
 
     host: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class CpuInfo:
+class CpuInfo(msgspec.Struct, frozen=True):
     """One logical CPU; what the architecture does not print is None."""
 
     processor: int
@@ -15,8 +14,7 @@ class CpuInfo:
     core: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class CpuInfoFile:
+class CpuInfoFile(msgspec.Struct, frozen=True):
     """All CPUs, and what the first one says of the model."""
 
     cpus: tuple[CpuInfo, ...]

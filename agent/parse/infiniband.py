@@ -6,14 +6,14 @@ Source: Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/core
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 _STATE = re.compile(r"\s*(\d+)\s*:\s*(\S.*?)\s*")
 _RATE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*Gb/sec(?:\s*\((\d+)X[^)]*\))?\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class PortRate:
+class PortRate(msgspec.Struct, frozen=True):
     """Speed and lanes of a port."""
 
     gbps: float

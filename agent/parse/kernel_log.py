@@ -9,7 +9,6 @@ import calendar
 import datetime
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -56,8 +55,7 @@ _JOURNAL_NOTE = re.compile(r"-- (?:Boot [0-9a-f]+|Reboot) --", re.ASCII)
 _KERNEL_FACILITY_PRIORITIES = 8  # kmsg: priority = facility * 8 + level; facility 0 is the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class TimeReference:
+class TimeReference(msgspec.Struct, frozen=True):
     """What turns one clock into the other, and names the year and zone that a line leaves out."""
 
     taken_at_ns: int | None = None

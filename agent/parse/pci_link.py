@@ -7,7 +7,8 @@ a speed), include/linux/pci.h (the widths).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 # LnkSta holds the width in six bits: a device that no longer answers reads as all ones.
 ALL_ONES_WIDTH = 63
@@ -85,8 +86,7 @@ def parse_device_path(target: str) -> tuple[str, ...]:
     return tuple(way)
 
 
-@dataclass(frozen=True, slots=True)
-class PciIdentity:
+class PciIdentity(msgspec.Struct, frozen=True):
     """What the kernel's uevent says of a function; ``driver`` is None when none is bound."""
 
     class_code: int

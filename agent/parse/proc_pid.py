@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 # include/linux/sched.h
 _PF_FORKNOEXEC = 0x00000040
@@ -31,8 +32,7 @@ class ProcStat(NamedTuple):
     is_fork: bool = False  # it runs its parent's program: forked, and no exec since
 
 
-@dataclass(frozen=True, slots=True)
-class ProcStatus:
+class ProcStatus(msgspec.Struct, frozen=True):
     """The parts of /proc/PID/status that are used; what an older kernel lacks is None."""
 
     name: str | None = None

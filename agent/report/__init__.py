@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
 from typing import cast
+
+import msgspec
 
 from probes.result import Report
 
@@ -18,8 +19,7 @@ FORMATS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
+class RenderOptions(msgspec.Struct, frozen=True):
     """How a person wants to read it; only the text format cares.
 
     ``width`` is the terminal's, None never wraps. ``rich`` uses the terminal renderer.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from agent.report import RenderOptions
 from agent.report.words import (
@@ -38,8 +39,7 @@ _HEALTH_STYLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """One line: an indented label in its column, and text that may wrap under itself."""
 
     text: str = ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+import msgspec
 
 from probes.clock_reasons import (
     ANY_THERMAL,
@@ -276,9 +277,9 @@ def _shared_timer(node: Node, gpu: Gpu, reason: Reason, acts: Activity) -> tuple
     shared = activity(node, gpu, ANY_THERMAL)
     if shared.percent is None or not (acts.seen or (reason is SW_THERMAL and not shared.seen)):
         return acts, reason
-    timed = replace(shared, seen=acts.seen, of=acts.of)
-    named = replace(ANY_THERMAL, probe_id=reason.probe_id, bit=reason.bit)
-    return timed, replace(named, name=reason.name) if acts.seen else named
+    timed = msgspec.structs.replace(shared, seen=acts.seen, of=acts.of)
+    named = msgspec.structs.replace(ANY_THERMAL, probe_id=reason.probe_id, bit=reason.bit)
+    return timed, msgspec.structs.replace(named, name=reason.name) if acts.seen else named
 
 
 def _heat(gpu: Gpu) -> Iterator[Evidence]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
 from probes.finding import (
     Action,
     Basis,
@@ -26,6 +24,7 @@ from probes.host_facts import (
 )
 from probes.registry import Clear, Limit, Limits, NotApplicable, Statements, Unread, probe
 from probes.snapshot.host import CpuPolicy, HostSection, PackageThrottle
+from probes.stats import median
 from probes.view import Node
 
 _FREQUENCY = {
@@ -115,7 +114,7 @@ def cpu_governor(node: Node, limits: Limits) -> Statements:
             fault_class=FaultClass.CONFIGURATION,
             job_impact=JobImpact.SLOWS,
             component=host,
-            summary=f"{len(low)} busy CPUs run at {statistics.median(low):.0f} MHz under governor "
+            summary=f"{len(low)} busy CPUs run at {median(low):.0f} MHz under governor "
             f"{names}, {name} clock is {reference} MHz",
             evidence=(
                 evidence(
@@ -123,7 +122,7 @@ def cpu_governor(node: Node, limits: Limits) -> Statements:
                 ),
                 evidence(
                     "/proc/cpuinfo",
-                    round(statistics.median(low)),
+                    round(median(low)),
                     "grep MHz /proc/cpuinfo | sort | uniq -c",
                     unit="MHz",
                     expected=(reference, Basis.DEVICE_MAX),
@@ -157,7 +156,7 @@ def cpu_governor(node: Node, limits: Limits) -> Statements:
         )
         return
     cost = (
-        f"busy CPUs measured at {statistics.median(busy.values()):.0f} MHz"
+        f"busy CPUs measured at {median(busy.values()):.0f} MHz"
         if busy
         else "no cost was measured: no CPU was seen busy"
     )
@@ -213,7 +212,7 @@ def cpu_frequency_low(node: Node, limits: Limits) -> Statements:
     proofs = [
         evidence(
             "/proc/cpuinfo",
-            round(statistics.median(low)),
+            round(median(low)),
             "grep MHz /proc/cpuinfo | sort | uniq -c; turbostat --num_iterations 1",
             unit="MHz",
             expected=(reference, Basis.DEVICE_MAX),
@@ -237,7 +236,7 @@ def cpu_frequency_low(node: Node, limits: Limits) -> Statements:
         fault_class=fault_class,
         job_impact=JobImpact.SLOWS,
         component=host,
-        summary=f"{len(low)} busy CPUs run at {statistics.median(low):.0f} MHz, {name} clock is "
+        summary=f"{len(low)} busy CPUs run at {median(low):.0f} MHz, {name} clock is "
         f"{reference} MHz{cause}",
         evidence=tuple(proofs),
         remedy=Remedy(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Callable
 
@@ -41,6 +40,7 @@ from probes.registry import (
     probe,
 )
 from probes.snapshot.nic import NicPort
+from probes.stats import median_high
 from probes.view import Node
 
 
@@ -275,7 +275,7 @@ def _below_siblings(
     if mine is None:
         return Unread("nics", field, port.key)
     who = component(node, port)
-    expected = statistics.median_high(peers)
+    expected = median_high(peers)
     if mine >= expected:
         return Clear(who)
     alone = len(peers) > 1 and not any(theirs <= mine for theirs in peers)

@@ -6,7 +6,6 @@ nvmlIntNvLinkDeviceType_t (0 GPU, 2 switch, 255 unknown).
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 
 from probes.finding import (
@@ -39,6 +38,7 @@ from probes.registry import (
     probe,
 )
 from probes.snapshot.gpu import Gpu, NvLink
+from probes.stats import median
 from probes.view import Node
 
 OFF, ON, SLEEP = 0, 1, 2
@@ -147,7 +147,7 @@ def _down(
     switched = any(link.remote_type == _REMOTE_SWITCH for s in siblings for link in s.nvlinks or ())
     confidence = Confidence.PROVEN if len(siblings) >= 3 else Confidence.LIKELY
     if not up[id(gpu)] and len(down) > 1:
-        usual = round(statistics.median(len(up[id(s)]) for s in siblings))
+        usual = round(median(len(up[id(s)]) for s in siblings))
         yield gpu_finding(
             node,
             gpu,
@@ -282,7 +282,7 @@ def _usual_speeds(node: Node) -> dict[str | None, float]:
         known = [li.speed_mbps for li in gpu.nvlinks or () if li.state == ON and li.speed_mbps]
         if known:
             speeds.setdefault(gpu.name, []).extend(known)
-    return {name: statistics.median(known) for name, known in speeds.items()}
+    return {name: median(known) for name, known in speeds.items()}
 
 
 @probe("nvlink.remote-missing", needs=("nvml",))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
+import msgspec
 
 from probes.finding import (
     Action,
@@ -28,6 +27,7 @@ from probes.registry import (
     probe,
 )
 from probes.snapshot.gpu import Gpu
+from probes.stats import median
 from probes.view import Node, last_reading, median_of
 
 _THERMAL_BITS = 0x20 | 0x40
@@ -39,8 +39,7 @@ _COOL = Remedy(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Headroom:
+class _Headroom(msgspec.Struct, frozen=True):
     """Degrees left until a threshold of the part itself; negative is beyond it."""
 
     degrees: int
@@ -164,7 +163,7 @@ def _margin_is_real(node: Node, gpu: Gpu) -> bool:
         and reading.margin_temperature_c > 0
     ]
     own = newest.temperature_c + newest.margin_temperature_c
-    return bool(sums) and abs(statistics.median(sums) - own) <= 3
+    return bool(sums) and abs(median(sums) - own) <= 3
 
 
 def _memory_room(gpu: Gpu) -> _Headroom | None:
@@ -233,7 +232,7 @@ def peer_outlier(node: Node, limits: Limits) -> Statements:
         if len(peers) < 3:
             yield NotApplicable("fewer than three loaded siblings at the same power")
             continue
-        middle = statistics.median(peers)
+        middle = median(peers)
         above = newest.temperature_c - middle
         if above < limits["above_peers_c"]:
             yield Clear(component, "warmest of its siblings, not slowed" if above >= 8 else None)
