@@ -146,7 +146,7 @@ def build(workdir: Path) -> Double:
     target = workdir / digest[:16]
     if not target.exists():
         building = Path(tempfile.mkdtemp(dir=workdir))
-        flags = ["-O0", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-c"]
+        flags = ["-O1", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-c"]
         _run(["gcc", *flags, *(str(HERE / name) for name in SOURCES)], cwd=building)
         building.rename(target)
     return Double(target)
