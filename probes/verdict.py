@@ -339,13 +339,14 @@ def _judged(node: Node, results: tuple[ProbeResult, ...]) -> str:
     """What the answer rests on."""
     snapshot = node.snapshot
     parts = []
+    on_bus = sum(device.is_nvidia_gpu for device in node.pci_by_address.values())
     if node.gpus:
         names = sorted({gpu.name for gpu in node.gpus if gpu.name})
         model = f" ({names[0]})" if len(names) == 1 else ""
         parts.append(f"{len(node.live_gpus)} of {len(node.gpus)} GPUs{model}")
         nvlinks = sum(len(gpu.nvlinks or ()) for gpu in node.live_gpus)
         parts += [f"{nvlinks} NVLinks"] if nvlinks else []
-    elif on_bus := sum(device.is_nvidia_gpu for device in node.pci_by_address.values()):
+    elif on_bus:
         parts.append(f"{on_bus} GPUs on the bus, none of them through the driver")
     ports = len(snapshot.nics.ports) if snapshot.nics else 0
     parts += [_count(ports, "network port")] if ports else []
@@ -355,8 +356,9 @@ def _judged(node: Node, results: tuple[ProbeResult, ...]) -> str:
     text = f"{_count(passed, 'rule')} passed" + (f" on {', '.join(parts)}" if parts else "")
     if _without_gpu(node):
         return f"{NO_GPU}; {text}"
-    if not node.gpus and snapshot.pci is None:
-        return f"no GPU seen, and PCI could not be read; {text}"
+    if not node.gpus and not on_bus:
+        blind = "PCI" if snapshot.pci is None else "NVML"
+        return f"no GPU seen, and {blind} could not be read; {text}"
     return text
 
 
@@ -365,11 +367,17 @@ def _count(number: int, noun: str) -> str:
 
 
 def _without_gpu(node: Node) -> bool:
-    """Whether it is known that there is no NVIDIA GPU: PCI was read and shows none."""
+    """Whether it is known that there is no NVIDIA GPU: PCI shows none, and NVML is not silent.
+
+    Under WSL and in some containers a GPU is seen through NVML alone.
+    """
     return (
         not node.gpus
         and node.snapshot.pci is not None
         and not any(device.is_nvidia_gpu for device in node.pci_by_address.values())
+        and not any(
+            gap.source == "nvml" and gap.reason.hides_something for gap in node.snapshot.gaps
+        )
     )
 
 

@@ -86,6 +86,14 @@ def test_without_pci_and_driver_nothing_is_said_of_gpus_being_absent() -> None:
     assert "no GPU seen, and PCI could not be read" in found.summary
 
 
+def test_where_nvml_is_silent_a_gpu_may_be_there_all_the_same() -> None:
+    gap = Gap(source="nvml", reason=GapReason.TIMEOUT, detail="nvmlInit did not return")
+    bare = node(nvml=None, pci=PciSection(), nics=None, kernel=None, gaps=(gap,))
+    (found,) = verdicts(snapshot=bare, results=(PASSED,), hidden=True)
+    assert "no GPU seen, and NVML could not be read" in found.summary
+    assert "host judged only" not in found.summary
+
+
 def test_rules_that_could_not_judge_are_told_also_when_it_does_not_count() -> None:
     blind = ProbeResult(id="nvlink.errors", outcome=Outcome.UNKNOWN, missing=("x: not-collected",))
     (found,) = verdicts(results=(PASSED, blind))
