@@ -184,7 +184,7 @@ def test_a_memory_detail_alone_is_a_possible_warning() -> None:
     ],
 )  # fmt: skip
 def test_the_class_of_a_code_alone(code: int, expected: tuple[str, str]) -> None:
-    assert said(xid(100, code)) == [(*expected, GPU if not expected[1] == "xid.app" else None)]
+    assert said(xid(100, code)) == [(*expected, GPU if expected[1] != "xid.app" else None)]
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,10 @@ def test_trap_14_an_application_never_degrades_the_node() -> None:
     assert {finding.id for finding in found.findings} == {"xid.app"}
     assert all(finding.component.type == "host" for finding in found.findings)
     assert [f.summary for f in found.findings if "Xid 31" in f.summary] == [
-        "Xid 31 FIFO_ERROR_MMU_ERR_FLT (MMU fault: the process used an illegal address) at 160 s on "
-        "0000:3b:00.0: process 2 (python); inspect the application"
+        (
+            "Xid 31 FIFO_ERROR_MMU_ERR_FLT (MMU fault: the process used an illegal address) at 160 s on "
+            "0000:3b:00.0: process 2 (python); inspect the application"
+        )
     ]
 
 
@@ -273,8 +275,10 @@ def test_trap_15_xid_63_is_a_repair() -> None:
     done = gpus(gpu(row_remap=RowRemap(pending=False, failure_occurred=False)))
     assert said(log, nvml=done) == []
     assert notes(log, "xid.row-remap", nvml=done) == [
-        "0000:3b:00.0: Xid 63 INFOROM_DRAM_RETIREMENT_EVENT (memory row marked for remapping): NVML "
-        "has no remap pending and none failed: repaired"
+        (
+            "0000:3b:00.0: Xid 63 INFOROM_DRAM_RETIREMENT_EVENT (memory row marked for remapping): NVML "
+            "has no remap pending and none failed: repaired"
+        )
     ]
 
 
@@ -315,8 +319,10 @@ def test_trap_17_field_230_outranks_the_line() -> None:
     assert said(up, nvml=live) == []
     assert said(xid(99, 62) + up, nvml=live) == []
     assert notes(xid(99, 62) + up, "xid.reset-required", nvml=live) == [
-        "0000:3b:00.0: Xid 62 PMU_HALT_ERROR (power management controller halted): the driver asks "
-        "for no action now (field 230): cured since"
+        (
+            "0000:3b:00.0: Xid 62 PMU_HALT_ERROR (power management controller halted): the driver asks "
+            "for no action now (field 230): cured since"
+        )
     ]
     # a code that the driver never announces with 154 is not cleared by it
     assert said(xid(99, 46), nvml=live) == [("critical", "xid.reset-required", GPU)]
