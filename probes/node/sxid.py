@@ -79,7 +79,8 @@ def _finding(node: Node, id: str, events: list[KernelEvent], fatal: bool) -> Fin
     joined = _joined(node, events)
     gpus = sorted({event.pci for event in joined if event.pci})
     if gpus:
-        text += f"; GPU link errors within {WINDOW_S:g} s on {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+        plural = "s" if len(gpus) > 1 else ""
+        text += f"; GPU link errors within {WINDOW_S:g} s on {len(gpus)} GPU{plural}"
     return Finding(
         id=id,
         severity=Severity.CRITICAL if fatal else Severity.INFO,
