@@ -12,6 +12,8 @@ import re
 
 from msgspec.structs import replace
 
+from agent.parse.lazy_pattern import Pattern
+from agent.parse.nvrm_message import MODULE_VERSION, PCI, RESET, new_event, parse_nvrm, parse_sxid
 from probes.kernel_fold import QUOTE_CHARS
 from probes.pci_address import normalize_pci_address
 from probes.snapshot.kernel import KernelEvent
@@ -26,98 +28,49 @@ WORDS = (
     " reset",
 )  # fmt: skip
 
-_PCI = r"((?:PCI:)?(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?)"
-
-_XID = re.compile(rf"NVRM: Xid \({_PCI}(?: [^)]*)?\): (\d{{1,6}})\b,? ?(.*)", re.ASCII)
-_PID = re.compile(r"pid=(\d{1,10})", re.ASCII)
-_NAME = re.compile(r"name='?([^,']+)")
-_RECOVERY = re.compile(
-    r"from 0x([0-9a-fA-F]{1,8})\b.*? to 0x([0-9a-fA-F]{1,8})(?: \(([^)]*)\))?", re.ASCII
-)
-_GPC_TPC = re.compile(r"GPC (\d{1,3}), ?TPC (\d{1,3})", re.ASCII)
-_NVLINK4 = re.compile(r"\blink (\d{1,3}) ?\(([^)]*)\)", re.ASCII | re.IGNORECASE)
-_NVLINK5 = re.compile(
-    r"\b([A-Z][A-Z0-9_]+)\s+(Fatal|Non-?fatal)\b.*?\bLink (-?\d{1,3}) ?\(([^)]*)\)",
-    re.ASCII | re.IGNORECASE,
-)
-_CONTAINED = re.compile(r"\b(?:Unc|C)ontained: ([^(.,]{1,40})")
-_REGISTER = re.compile(r"0x([0-9a-fA-F]{1,16})\b", re.ASCII)
-_DRAM = re.compile(r"framebuffer|\bDRAM\b|\bHBM\b|\bFB\b")
-_SRAM = re.compile(r"\bSRAM\b|\bL1\b|\bL2\b|\bLTC\b|register file", re.IGNORECASE)
-
-_SXID = re.compile(
-    rf"nvidia-nvswitch(\d{{1,3}}): SXid \({_PCI}\): (\d{{1,6}}), ?(Fatal|Non-?fatal)?(.*)",
-    re.ASCII | re.IGNORECASE,
-)
-_SXID_LINK = re.compile(r"\b[Ll]ink (\d{1,3})\b", re.ASCII)
-_SXID_DETAIL = re.compile(r"\s*(?:Severity \d|Data \{)", re.ASCII)
-
-_GPU_MAP = re.compile(rf"NVRM: GPU at {_PCI}: (GPU-[0-9a-fA-F-]{{36}})", re.ASCII)
-_DRIVER_LOAD = re.compile(r"NVRM: loading (?:NVIDIA )?UNIX .*?Kernel Module .*?(\d+\.\d+[\d.]*)")
-_NVRM_GPU = re.compile(rf"NVRM: (?:GPU )?{_PCI}: (.*)", re.ASCII)
-_NVRM_DEVICE = re.compile(rf"NVRM: The NVIDIA GPU {_PCI}", re.ASCII)
-_NVRM_WHAT = (
-    ("fallen off the bus", "off-bus"),
-    ("GPU is lost", "off-bus"),
-    ("RmInitAdapter failed", "init-failed"),
-    ("rm_init_adapter failed", "init-failed"),
-    ("API mismatch", "api-mismatch"),
-    ("NVIDIA probe routine failed", "probe-failed"),
-    ("PCI I/O region assigned to your NVIDIA device is invalid", "bar-invalid"),
-    ("BAR0 is 0M", "bar-invalid"),
-)
-_CLIENT_VERSION = re.compile(r"client has the version (\d[\d.]*\d)", re.ASCII)
-_MODULE_VERSION = re.compile(r"kernel module has the version (\d[\d.]*\d)", re.ASCII)
-_RESET = re.compile(
-    rf"(?:NVRM: |nvidia |nvidia-\w+: |vfio-pci )(?:GPU )?{_PCI}.*"
-    r"\breset(?:ting)?\b ?(?:done|complete|completed|successful|succeeded|finished|$)|"
-    rf"NVRM: GPU {_PCI}.* (?:was|has been) reset\b",
-    re.ASCII | re.IGNORECASE,
-)
-
-_AER_PORT = re.compile(
-    rf"{_PCI}: AER: (?:Multiple )?"
+_AER_PORT = Pattern(
+    rf"{PCI}: AER: (?:Multiple )?"
     r"(Corrected|Correctable|Uncorrected \(Non-Fatal\)|Uncorrectable \(Non-Fatal\)|"
     r"Uncorrected \(Fatal\)|Uncorrectable \(Fatal\)) error (?:message )?received"
-    rf"(?:(?: from|:) {_PCI})?",
+    rf"(?:(?: from|:) {PCI})?",
     re.ASCII,
 )
-_AER_ERROR = re.compile(rf"{_PCI}: (?:AER: )?PCIe Bus Error: severity=([^,]+),", re.ASCII)
-_AER_BIT = re.compile(rf"{_PCI}: (?:AER: )? *\[ ?\d{{1,2}}\] (\w+)", re.ASCII)
-_DPC = re.compile(
-    rf"{_PCI}: DPC: (?:containment event|ERR_FATAL|ERR_NONFATAL|unmasked uncorrectable|"
+_AER_ERROR = Pattern(rf"{PCI}: (?:AER: )?PCIe Bus Error: severity=([^,]+),", re.ASCII)
+_AER_BIT = Pattern(rf"{PCI}: (?:AER: )? *\[ ?\d{{1,2}}\] (\w+)", re.ASCII)
+_DPC = Pattern(
+    rf"{PCI}: DPC: (?:containment event|ERR_FATAL|ERR_NONFATAL|unmasked uncorrectable|"
     r"RP PIO error)",
     re.ASCII,
 )
 _SEVERITY = (("non-fatal", "nonfatal"), ("fatal", "fatal"), ("correct", "correctable"))
 
-_SLOT = re.compile(rf"{_PCI}: (?:pciehp: )?Slot\([^)]*\): (Link Down|Link Up|Card not present)")
-_RETRAIN = re.compile(rf"{_PCI}: (?:broken device, )?(?:retraining failed|.*retrain.* fail)")
-_BANDWIDTH = re.compile(
-    rf"{_PCI}: (\d+\.\d+) Gb/s available PCIe bandwidth(?:, limited by (\d+(?:\.\d+)?) GT/s "
-    rf"PCIe x(\d{{1,2}}) link(?: at {_PCI})? \(capable of (\d+\.\d+) Gb/s)?",
+_SLOT = Pattern(rf"{PCI}: (?:pciehp: )?Slot\([^)]*\): (Link Down|Link Up|Card not present)")
+_RETRAIN = Pattern(rf"{PCI}: (?:broken device, )?(?:retraining failed|.*retrain.* fail)")
+_BANDWIDTH = Pattern(
+    rf"{PCI}: (\d+\.\d+) Gb/s available PCIe bandwidth(?:, limited by (\d+(?:\.\d+)?) GT/s "
+    rf"PCIe x(\d{{1,2}}) link(?: at {PCI})? \(capable of (\d+\.\d+) Gb/s)?",
     re.ASCII,
 )
 
-_HUNG = re.compile(r"task (.{1,80}):(\d{1,10}) blocked for more than (\d{1,9}) seconds", re.ASCII)
-_SOFT_LOCKUP = re.compile(
+_HUNG = Pattern(r"task (.{1,80}):(\d{1,10}) blocked for more than (\d{1,9}) seconds", re.ASCII)
+_SOFT_LOCKUP = Pattern(
     r"soft lockup - CPU#\d+ stuck for (\d{1,6})s! \[(.{1,40}):(\d{1,10})\]", re.ASCII
 )
-_HARD_LOCKUP = re.compile(r"hard LOCKUP on cpu (\d+)", re.ASCII)
-_STALL = re.compile(r"\brcu\w*\b.*\b(?:self-)?detected (?:expedited )?stall", re.ASCII)
-_KILLED = re.compile(r"(.*)Killed process (\d{1,10}),? \(([^)]{1,40})\)", re.ASCII)
-_OOM_KILL = re.compile(r"oom-kill:constraint=(\w+)", re.ASCII)
+_HARD_LOCKUP = Pattern(r"hard LOCKUP on cpu (\d+)", re.ASCII)
+_STALL = Pattern(r"\brcu\w*\b.*\b(?:self-)?detected (?:expedited )?stall", re.ASCII)
+_KILLED = Pattern(r"(.*)Killed process (\d{1,10}),? \(([^)]{1,40})\)", re.ASCII)
+_OOM_KILL = Pattern(r"oom-kill:constraint=(\w+)", re.ASCII)
 _OOM_FIELD = {
-    "cgroup": re.compile(r"oom_memcg=([^,]+)"),
-    "task": re.compile(r"task=([^,]+)"),
-    "pid": re.compile(r"pid=(\d{1,10})", re.ASCII),
+    "cgroup": Pattern(r"oom_memcg=([^,]+)"),
+    "task": Pattern(r"task=([^,]+)"),
+    "pid": Pattern(r"pid=(\d{1,10})", re.ASCII),
 }
-_EDAC = re.compile(r"EDAC (MC\d+|\w+): (\d{1,9}) (CE|UE)\b", re.ASCII)
-_SEGFAULT = re.compile(r"(.{1,40})\[(\d{1,10})\]:? (?:segfault at|general protection)", re.ASCII)
-_LIBRARY = re.compile(
+_EDAC = Pattern(r"EDAC (MC\d+|\w+): (\d{1,9}) (CE|UE)\b", re.ASCII)
+_SEGFAULT = Pattern(r"(.{1,40})\[(\d{1,10})\]:? (?:segfault at|general protection)", re.ASCII)
+_LIBRARY = Pattern(
     r" in (lib(?:nccl|cuda|nvidia|cublas|cudnn|ibverbs|mlx5|uc[pst]|fabric|torch|c10)[\w.+-]*)"
 )
-_MLX5 = re.compile(rf"mlx5_core {_PCI}(?: (\w[\w.@-]*))?: (.*)", re.ASCII)
+_MLX5 = Pattern(rf"mlx5_core {PCI}(?: (\w[\w.@-]*))?: (.*)", re.ASCII)
 _MLX5_WHAT = (
     ("health compromised", "health"),
     ("internal error", "health"),
@@ -127,7 +80,7 @@ _MLX5_WHAT = (
     ("Link down", "link-down"),
     ("Link up", "link-up"),
 )
-_NFS = re.compile(r"nfs: server (\S{1,255}) (not responding|OK)")
+_NFS = Pattern(r"nfs: server (\S{1,255}) (not responding|OK)")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -144,100 +97,11 @@ def parse_kernel_message(text: str) -> KernelEvent | None:
         INFO: task python:4711 blocked for more than 120 seconds.
     """  # noqa: E501 - the kernel's lines are long
     if "NVRM: " in text:
-        return _nvrm(text)
-    for parse in (_sxid, _pcie, _tasks, _memory, _network):
+        return parse_nvrm(text)
+    for parse in (parse_sxid, _pcie, _tasks, _memory, _network):
         if event := parse(text):
             return event
     return None
-
-
-def _event(kind: str, text: str) -> KernelEvent:
-    return KernelEvent(kind=kind, line=text[:QUOTE_CHARS], locator="")
-
-
-def _nvrm(text: str) -> KernelEvent | None:
-    if match := _XID.search(text):
-        return _xid(text, match)
-    if match := _GPU_MAP.search(text):
-        pci = normalize_pci_address(match[1])
-        return replace(_event("gpu-map", text), pci=pci, gpu_uuid=match[2])
-    if match := _DRIVER_LOAD.search(text):
-        return replace(_event("driver-load", text), versions=(match[1],))
-    if match := _NVRM_DEVICE.search(text):
-        return replace(_event("nvrm", text), pci=normalize_pci_address(match[1]))
-    if match := _RESET.search(text):
-        return replace(_event("gpu-reset", text), pci=normalize_pci_address(match[1] or match[2]))
-    for words, what in _NVRM_WHAT:
-        if words in text:
-            found = _NVRM_GPU.search(text)
-            versions = [
-                m[1] for m in (_CLIENT_VERSION.search(text), _MODULE_VERSION.search(text)) if m
-            ]
-            return replace(
-                _event("nvrm", text),
-                what=what,
-                pci=normalize_pci_address(found[1]) if found else None,
-                versions=tuple(versions),
-            )
-    return None
-
-
-def _xid(text: str, match: re.Match[str]) -> KernelEvent:
-    code, rest = int(match[2]), match[3]
-    pid, name = _PID.search(rest), _NAME.search(rest)
-    process = name[1].strip() if name else None
-    event = replace(
-        _event("xid", text),
-        pci=normalize_pci_address(match[1]),
-        code=code,
-        pid=int(pid[1]) if pid else None,
-        process=process if process and process != "<unknown>" else None,
-    )
-    if code == 154 and (found := _RECOVERY.search(rest)):
-        return replace(
-            event,
-            recovery_from=int(found[1], 16),
-            recovery_to=int(found[2], 16),
-            recovery_text=found[3],
-        )
-    if code == 13 and (found := _GPC_TPC.search(rest)):
-        return replace(event, gpc=int(found[1]), tpc=int(found[2]))
-    if code in (48, 171, 172):
-        unit = "SRAM" if _SRAM.search(rest) else "DRAM" if _DRAM.search(rest) else None
-        return replace(event, unit=unit)
-    if code in (94, 95) and (found := _CONTAINED.search(rest)):
-        return replace(event, unit=found[1].strip())
-    if code == 74 and (found := _NVLINK4.search(rest)):
-        return replace(event, link=int(found[1]), registers=_registers(found[2]))
-    if 144 <= code <= 150 and (found := _NVLINK5.search(rest)):
-        return replace(
-            event,
-            unit=found[1].upper(),
-            severity="fatal" if found[2].lower() == "fatal" else "nonfatal",
-            link=int(found[3]) if int(found[3]) >= 0 else None,
-            registers=_registers(found[4]),
-        )
-    return event
-
-
-def _registers(text: str) -> tuple[int, ...]:
-    return tuple(int(value, 16) for value in _REGISTER.findall(text)[:8])
-
-
-def _sxid(text: str) -> KernelEvent | None:
-    match = _SXID.search(text)
-    if match is None or _SXID_DETAIL.match(match[5]):
-        return None  # the detail lines repeat the code of the line above them
-    link = _SXID_LINK.search(match[5])
-    word = (match[4] or "").lower()
-    return replace(
-        _event("sxid", text),
-        switch=int(match[1]),
-        pci=normalize_pci_address(match[2]),
-        code=int(match[3]),
-        severity=None if not word else "fatal" if word == "fatal" else "nonfatal",
-        link=int(link[1]) if link else None,
-    )
 
 
 def _aer_severity(text: str) -> str | None:
@@ -248,28 +112,28 @@ def _pcie(text: str) -> KernelEvent | None:
     if match := _AER_PORT.search(text):
         port = normalize_pci_address(match[1])
         return replace(
-            _event("aer", text),
+            new_event("aer", text),
             severity="correctable" if match[2].startswith("Correct") else _aer_severity(match[2]),
             pci=(normalize_pci_address(match[3]) if match[3] else None) or port,
             port_pci=port,
         )
     if match := _AER_ERROR.search(text):
         return replace(
-            _event("aer", text),
+            new_event("aer", text),
             pci=normalize_pci_address(match[1]),
             severity=_aer_severity(match[2]),
         )
     if match := _DPC.search(text):
         pci = normalize_pci_address(match[1])
-        return replace(_event("dpc", text), pci=pci, port_pci=pci, severity="fatal")
+        return replace(new_event("dpc", text), pci=pci, port_pci=pci, severity="fatal")
     if match := _SLOT.search(text):
         what = {"Link Down": "link-down", "Link Up": "link-up"}.get(match[2], "not-present")
-        return replace(_event("pcie-link", text), pci=normalize_pci_address(match[1]), what=what)
+        return replace(new_event("pcie-link", text), pci=normalize_pci_address(match[1]), what=what)
     if match := _BANDWIDTH.search(text):
         if match[3] is None:
             return None  # as fast as the device can: nothing limits it
         return replace(
-            _event("pcie-bandwidth", text),
+            new_event("pcie-bandwidth", text),
             pci=normalize_pci_address(match[1]),
             port_pci=normalize_pci_address(match[5]) if match[5] else None,
             available_gbps=float(match[2]),
@@ -279,45 +143,49 @@ def _pcie(text: str) -> KernelEvent | None:
         )
     if match := _RETRAIN.search(text):
         pci = normalize_pci_address(match[1])
-        return replace(_event("pcie-link", text), pci=pci, what="retrain-failed")
-    if match := _RESET.search(text):
-        return replace(_event("gpu-reset", text), pci=normalize_pci_address(match[1] or match[2]))
+        return replace(new_event("pcie-link", text), pci=pci, what="retrain-failed")
+    if match := RESET.search(text):
+        return replace(
+            new_event("gpu-reset", text), pci=normalize_pci_address(match[1] or match[2])
+        )
     return None
 
 
 def _tasks(text: str) -> KernelEvent | None:
     if match := _HUNG.search(text):
         return replace(
-            _event("hung-task", text),
+            new_event("hung-task", text),
             process=match[1],
             pid=int(match[2]),
             seconds=int(match[3]),
         )
     if match := _SOFT_LOCKUP.search(text):
         return replace(
-            _event("lockup", text),
+            new_event("lockup", text),
             what="soft",
             seconds=int(match[1]),
             process=match[2],
             pid=int(match[3]),
         )
     if _HARD_LOCKUP.search(text):
-        return replace(_event("lockup", text), what="hard")
+        return replace(new_event("lockup", text), what="hard")
     if _STALL.search(text):
-        return _event("rcu-stall", text)
+        return new_event("rcu-stall", text)
     if match := _SEGFAULT.search(text):
         library = _LIBRARY.search(text)
         if library is None:
             return None
         name = match[1].removeprefix("traps: ")
-        return replace(_event("segfault", text), process=name, pid=int(match[2]), device=library[1])
+        return replace(
+            new_event("segfault", text), process=name, pid=int(match[2]), device=library[1]
+        )
     return None
 
 
 def _memory(text: str) -> KernelEvent | None:
     if match := _KILLED.search(text):
         return replace(
-            _event("oom", text),
+            new_event("oom", text),
             what="cgroup" if "cgroup" in match[1] else "global",
             pid=int(match[2]),
             process=match[3],
@@ -326,7 +194,7 @@ def _memory(text: str) -> KernelEvent | None:
         found = {key: pattern.search(text) for key, pattern in _OOM_FIELD.items()}
         values = {key: value[1] for key, value in found.items() if value}
         return replace(
-            _event("oom", text),
+            new_event("oom", text),
             what="cgroup" if match[1] == "CONSTRAINT_MEMCG" else "global",
             cgroup=values.get("cgroup"),
             process=values.get("task"),
@@ -334,12 +202,12 @@ def _memory(text: str) -> KernelEvent | None:
         )
     if match := _EDAC.search(text):
         return replace(
-            _event("mce", text),
+            new_event("mce", text),
             severity="corrected" if match[3] == "CE" else "uncorrected",
             device=match[1],
         )
     if text.startswith("Memory failure: ") and "recovery action" in text:
-        return replace(_event("mce", text), severity="uncorrected")
+        return replace(new_event("mce", text), severity="uncorrected")
     if "[Hardware Error]" in text:
         return _machine_check(text)
     return None
@@ -349,25 +217,25 @@ def _machine_check(text: str) -> KernelEvent | None:
     """The lines that say how bad it was; register dumps and section headings say nothing more."""
     low = text.lower()
     if "machine check exception" in low or "uncorrected" in low or "severity: fatal" in low:
-        return replace(_event("mce", text), severity="uncorrected")
+        return replace(new_event("mce", text), severity="uncorrected")
     if "severity: recoverable" in low or "deferred error" in low:
-        return replace(_event("mce", text), severity="uncorrected")
+        return replace(new_event("mce", text), severity="uncorrected")
     if "corrected" in low or "machine check events logged" in low:
-        return replace(_event("mce", text), severity="corrected")
+        return replace(new_event("mce", text), severity="corrected")
     return None
 
 
 def _network(text: str) -> KernelEvent | None:
     if match := _NFS.search(text):
         what = "ok" if match[2] == "OK" else "not-responding"
-        return replace(_event("nfs", text), what=what, device=match[1])
+        return replace(new_event("nfs", text), what=what, device=match[1])
     match = _MLX5.search(text)
     if match is None:
         return None
     for words, what in _MLX5_WHAT:
         if words in match[3]:
             return replace(
-                _event("nic", text),
+                new_event("nic", text),
                 what=what,
                 pci=normalize_pci_address(match[1]),
                 device=match[2],
@@ -408,7 +276,7 @@ def add_line(event: KernelEvent, text: str) -> KernelEvent | None:
     rest = text.removeprefix("NVRM: ").strip()
     line = f"{event.line} {rest}"[:QUOTE_CHARS]
     if event.what == "api-mismatch":
-        module = _MODULE_VERSION.search(text)
+        module = MODULE_VERSION.search(text)
         if module is None:
             return event
         return replace(event, line=line, versions=(*event.versions, module[1]))

@@ -155,6 +155,8 @@ def nfs_not_responding(node: Node) -> Statements:
         else:
             silent.setdefault(event.device, []).append(event)
             back.discard(event.device)
+    hung = events_of(node, "hung-task")
+    all_wait = bool(hung) and all(_silent_server(node, event) for event in hung)
     for server, lines in silent.items():
         yield _finding(
             node,
@@ -166,7 +168,7 @@ def nfs_not_responding(node: Node) -> Statements:
             fault_class=FaultClass.SOFTWARE,
             confidence=Confidence.LIKELY,
             impact=JobImpact.SLOWS,
-            explains=("kernel.hung-task", "process.d-state"),
+            explains=("kernel.hung-task",) if all_wait else (),
             remedy=Remedy(
                 action=Action.INSPECT_APP,
                 text=f"Restore the server or the path to it (ping {server}; nfsstat -m). A hard "

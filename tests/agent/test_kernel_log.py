@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.parse import kernel_log, kernel_message
 from agent.parse.kernel_log import TimeReference, parse_kernel_log, parse_log_line, parse_log_lines
 from agent.parse.kernel_message import WORDS, add_line, awaits_more, parse_kernel_message
+from agent.parse.nvrm_message import parse_nvrm, parse_sxid
 from probes.kernel_fold import MAX_PER_KIND
 from probes.snapshot.kernel import KernelEvent, KernelSection
 
@@ -436,6 +436,8 @@ def test_any_message_is_read(text: str, more: str) -> None:
         add_line(event, more)
 
 
-def test_modules_are_documented_with_a_sample() -> None:
-    for function in (kernel_log.parse_log_line, kernel_message.parse_kernel_message):
-        assert sample(function)
+def test_the_drivers_samples() -> None:
+    lines = [*sample(parse_nvrm), *sample(parse_sxid)]
+    assert [event.kind if (event := parse_kernel_message(line)) else None for line in lines] == [
+        "xid", "nvrm", "gpu-map", "driver-load", "sxid",
+    ]  # fmt: skip

@@ -87,6 +87,7 @@ def chain(*addresses: str) -> PciSection:
                 parent=parent,
                 vendor_id=0x10DE if index == 0 else 0x8086,
                 class_code=0x030200 if index == 0 else 0x060400,
+                driver="nvidia" if index == 0 else "pcieport",
             )
             for index, (address, parent) in enumerate(zip(addresses, parents, strict=True))
         )
