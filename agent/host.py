@@ -232,6 +232,7 @@ class FixtureHost(_TreeHost):
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._now_ns = 1_000_000_000_000
+        self._nvml_opened = 0
         self._time_ns = self._number("/@time_ns", 1_767_225_600_000_000_000)  # 2026-01-01T00:00:00Z
 
     def _number(self, path: str, default: int) -> int:
@@ -272,7 +273,9 @@ class FixtureHost(_TreeHost):
         """See Host; the recorded answers stand at ``/@nvml``."""
         from agent.nvml_channel import ReplayedNvmlChannel
 
-        return ReplayedNvmlChannel(self.read_text("/@nvml", limit=64 << 20))
+        text = self.read_text("/@nvml", limit=64 << 20)
+        self._nvml_opened += 1
+        return ReplayedNvmlChannel(text, self._nvml_opened - 1)
 
     def euid(self) -> int:
         """See Host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import select
@@ -11,8 +12,17 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 _END_WAIT_S = 0.5
 _CHILD = Path(__file__).with_name("nvml_child.py")
+
+
+class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process was doing when it was given up."""
+
+    waited_s: float = 0.0  # since its last line, or the request
+    state: str = "state unknown"  # of the process, or how it ended
 
 
 class NvmlChannel(Protocol):
@@ -24,23 +34,38 @@ class NvmlChannel(Protocol):
     def receive(self, until_ns: int) -> str:
         """The next line. Raises TimeoutError at ``until_ns`` (monotonic), EOFError at its end."""
 
-    def abandon(self) -> str:
-        """Kill the process without waiting for it, and say what state it was in."""
+    def abandon(self) -> Abandoned:
+        """Kill the process without waiting for it, and say what it was doing."""
 
     def close(self) -> None:
         """Let it end; kill it when it does not."""
+
+
+def binding_folder() -> Path | None:
+    """Where pynvml is installed: beside this package or msgspec, before what sys.path says.
+
+    PYTHONPATH and the current folder may hold a pynvml.py that is not NVIDIA's.
+    """
+    installed = [Path(__file__).parent.parent]
+    if msgspec.__file__:
+        installed.append(Path(msgspec.__file__).parent.parent)
+    for folder in installed:
+        if (folder / "pynvml.py").is_file():
+            return folder
+    spec = importlib.util.find_spec("pynvml")
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 class LiveNvmlChannel:
     """A child of this process. Raises FileNotFoundError when nvidia-ml-py is not installed."""
 
     def __init__(self) -> None:
-        spec = importlib.util.find_spec("pynvml")
-        if spec is None or spec.origin is None:
+        folder = binding_folder()
+        if folder is None:
             raise FileNotFoundError("the module pynvml is not installed (pip install nvidia-ml-py)")
         # -I -S: neither PYTHONPATH nor site hooks reach it, only the binding's own directory
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD), str(Path(spec.origin).parent)],
+            [sys.executable, "-I", "-S", str(_CHILD), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -50,12 +75,16 @@ class LiveNvmlChannel:
         self._asks, self._answers = self._process.stdin, self._process.stdout
         os.set_blocking(self._answers.fileno(), False)
         self._buffer = b""
+        self._heard_at = time.monotonic()
+        self._ended = False
 
     def send(self, line: str) -> None:
         """See NvmlChannel."""
+        self._heard_at = time.monotonic()
         try:
             os.write(self._asks.fileno(), line.encode() + b"\n")
         except BrokenPipeError:
+            self._ended = True
             raise EOFError from None
 
     def receive(self, until_ns: int) -> str:
@@ -66,25 +95,26 @@ class LiveNvmlChannel:
                 raise TimeoutError
             part = os.read(self._answers.fileno(), 1 << 16)
             if not part:
+                self._ended = True
                 raise EOFError
             self._buffer += part
+            self._heard_at = time.monotonic()
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
+        return line.decode("utf-8", "replace")
 
-    def abandon(self) -> str:
+    def abandon(self) -> Abandoned:
         """See NvmlChannel."""
-        state = _state_of(self._process.pid)
-        self._process.kill()
+        waited_s = round(time.monotonic() - self._heard_at, 3)
+        state = "" if self._ended else _state_of(self._process.pid)
+        if not self._ended:
+            self._process.kill()
         self._end()
-        return state
+        return Abandoned(waited_s=waited_s, state=state or _ending_of(self._process.returncode))
 
     def close(self) -> None:
         """See NvmlChannel."""
-        self._asks.close()
-        try:
-            self._process.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
+        with contextlib.suppress(EOFError):
+            self.send("quit")  # the end of its input alone would not do: a fork may hold it open
         self._end()
 
     def _end(self) -> None:
@@ -94,7 +124,12 @@ class LiveNvmlChannel:
         try:
             self._process.wait(_END_WAIT_S)
         except subprocess.TimeoutExpired:
+            self._process.kill()
             self._process.returncode = -9  # keeps the Popen object from complaining or waiting
+
+
+def _ending_of(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"
 
 
 def _state_of(pid: int) -> str:
@@ -111,38 +146,59 @@ def _state_of(pid: int) -> str:
 
 
 class ReplayedNvmlChannel:
-    """Answers as a recorded one did: ``> request``, then its lines behind ``< ``; ``!`` hung."""
+    """Answers as recorded.
 
-    def __init__(self, text: str) -> None:
+    The text has, for each process that was started, a line ``@``, then ``> request`` and its
+    ``< lines``; ``! {...}`` (see Abandoned) where it hung, ``x {...}`` where it ended. ``process``
+    counts from 0. The last word of a request is the time it may take, and may differ::
+
+        @
+        > init 2
+        < >nvmlInit
+        < ={"group":"init","gpu":null,"at_ns":5,"values":{"Init":[9]}}
+        < .
+    """
+
+    def __init__(self, text: str, process: int = 0) -> None:
+        recorded = ("\n" + text).split("\n@")
+        chosen = recorded[1:][process : process + 1] or recorded[-1:]
         self._exchanges: dict[str, list[list[str]]] = {}
-        for line in text.splitlines():
+        answers: list[str] = []
+        for line in chosen[0].splitlines():
             if line.startswith("> "):
-                answers: list[str] = []
-                self._exchanges.setdefault(line[2:], []).append(answers)
-            elif self._exchanges:
+                answers = []
+                self._exchanges.setdefault(_key(line[2:]), []).append(answers)
+            else:
                 answers.append(line)
         self._lines: list[str] = []
 
     def send(self, line: str) -> None:
         """See NvmlChannel."""
-        recorded = self._exchanges.get(line)
+        recorded = self._exchanges.get(_key(line))
         if not recorded:
             raise EOFError
         self._lines = list(recorded.pop(0) if len(recorded) > 1 else recorded[0])
 
     def receive(self, until_ns: int) -> str:
         """See NvmlChannel."""
-        if not self._lines:
-            raise EOFError
-        line = self._lines.pop(0)
+        line = self._lines[0] if self._lines else "x"
         if line.startswith("!"):
-            self._lines = [line]
             raise TimeoutError
+        if line.startswith("x"):
+            raise EOFError
+        del self._lines[0]
         return line[2:]
 
-    def abandon(self) -> str:
+    def abandon(self) -> Abandoned:
         """See NvmlChannel."""
-        return self._lines[0][1:].strip() if self._lines else "state unknown"
+        try:
+            return msgspec.json.decode(self._lines[0][1:], type=Abandoned)
+        except (IndexError, msgspec.MsgspecError):
+            return Abandoned()
 
     def close(self) -> None:
         """See NvmlChannel."""
+
+
+def _key(request: str) -> str:
+    return request.rpartition(" ")[0]

@@ -8,8 +8,10 @@ import posixpath
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from agent.host import CommandResult, Host, run_path, statvfs_path
-from agent.nvml_channel import NvmlChannel
+from agent.nvml_channel import Abandoned, NvmlChannel
 from agent.tree import READ_LIMIT_BYTES, Entry, FileStat, Link, Refusal, TextTree
 
 T = TypeVar("T")
@@ -214,23 +216,32 @@ class _RecordingChannel:
 
     def __init__(self, inner: NvmlChannel, keep: Callable[[str], None]) -> None:
         self._inner, self._keep = inner, keep
+        self._ended = False
+        keep("@")
 
     def send(self, line: str) -> None:
         """See NvmlChannel."""
         self._keep(f"> {line}")
-        self._inner.send(line)
+        self._noting_the_end(lambda: self._inner.send(line))
 
     def receive(self, until_ns: int) -> str:
         """See NvmlChannel."""
-        line = self._inner.receive(until_ns)
+        line = self._noting_the_end(lambda: self._inner.receive(until_ns))
         self._keep(f"< {line}")
         return line
 
-    def abandon(self) -> str:
+    def _noting_the_end(self, do: Callable[[], T]) -> T:
+        try:
+            return do()
+        except EOFError:
+            self._ended = True
+            raise
+
+    def abandon(self) -> Abandoned:
         """See NvmlChannel."""
-        state = self._inner.abandon()
-        self._keep(f"! {state}")
-        return state
+        found = self._inner.abandon()
+        self._keep(f"{'x' if self._ended else '!'} {msgspec.json.encode(found).decode()}")
+        return found
 
     def close(self) -> None:
         """See NvmlChannel."""

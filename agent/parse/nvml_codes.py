@@ -5,7 +5,12 @@ from __future__ import annotations
 from probes.gap import GapReason
 from probes.snapshot.gpu import GpuState
 
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
 LIBRARY_NOT_FOUND = 12
+GPU_IS_LOST = 15
+RESET_REQUIRED = 16
+UNKNOWN = 999
 
 NAMES = {
     1: "NVML_ERROR_UNINITIALIZED",
@@ -52,21 +57,25 @@ _STATES = {
     28: GpuState.NOT_FOUND,
 }
 
-# INVALID_ARGUMENT: a sensor, link or clock that the part does not have. UNKNOWN: what WSL answers
-# for unsupported calls (gpuopenanalytics/pynvml#42) while its GPU works.
+# INVALID_ARGUMENT: a sensor, link or clock that the part does not have. ABSENT: the GPU, or what
+# was asked about, is not there to answer.
 _REASONS = {
     2: GapReason.UNSUPPORTED,
     3: GapReason.UNSUPPORTED,
     4: GapReason.DENIED,
     6: GapReason.ABSENT,
+    8: GapReason.ABSENT,
     10: GapReason.TIMEOUT,
+    11: GapReason.ABSENT,
     13: GapReason.UNSUPPORTED,
     15: GapReason.ABSENT,
+    16: GapReason.ABSENT,
     21: GapReason.ABSENT,
     22: GapReason.UNSUPPORTED,
     25: GapReason.UNSUPPORTED,
     26: GapReason.UNSUPPORTED,
-    999: GapReason.UNSUPPORTED,
+    27: GapReason.ABSENT,
+    28: GapReason.ABSENT,
 }
 
 
@@ -80,6 +89,17 @@ def state_of(code: int) -> GpuState:
     return _STATES.get(code, GpuState.UNKNOWN)
 
 
-def reason_of(code: int) -> GapReason:
-    """Why a reading is missing when the call answered so."""
+def reason_of(code: int, *, wsl: bool = False) -> GapReason:
+    """Why a reading is missing when the call answered so.
+
+    NVML_ERROR_UNKNOWN is a failure that the driver cannot name (nvidia-smi prints ``ERR!``), but
+    on WSL it is what unsupported calls answer (gpuopenanalytics/pynvml#42).
+    """
+    if code == UNKNOWN and wsl:
+        return GapReason.UNSUPPORTED
     return _REASONS.get(code, GapReason.MALFORMED)
+
+
+def on_wsl(library_path: str | None) -> bool:
+    """Whether the library is the one that Windows lends to its Linux guests."""
+    return library_path is not None and library_path.startswith("/usr/lib/wsl/")
