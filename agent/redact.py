@@ -31,6 +31,14 @@ _SERIAL_TEXT = re.compile(
     r"((?:serial(?: number)?|s/n)\s*[:=]?\s*)([A-Za-z0-9-]{6,})", re.IGNORECASE
 )
 _NAME_TEXT = re.compile(r"\b((?:name|comm|task)[= ]'?)([^\s,':()]+)")
+# The kernel's lines: who was killed, who crashed, which server is silent.
+_KERNEL_NAMES = (
+    (re.compile(r"(Killed process \d+,? \()([^)]+)"), "process"),
+    (re.compile(r"(stuck for \d+s! \[)([^\]]+?)(?=:\d+\])"), "process"),
+    (re.compile(r"(^(?:traps: )?)(\S.*?)(?=\[\d+\]:? (?:segfault|general protection))"), "process"),
+    (re.compile(r"((?:oom_memcg|task_memcg|cpuset)=)([^,]+)"), "cgroup"),
+    (re.compile(r"(nfs: server )(\S+)"), "host"),
+)
 _LONG_DIGITS = re.compile(r"(?<![\w.])\d{12,}(?![\w.])")
 
 # Fields that hold a name as a whole.
@@ -38,6 +46,7 @@ _FIELDS: dict[str, str] = {
     "host": "host",
     "hostname": "host",
     "boot_id": "boot",
+    "server": "host",
     "serial": "serial",
     "comm": "process",
     "process": "process",
@@ -89,6 +98,8 @@ class Redactor:
         text = _USER_PATH.sub(lambda m: m[1] + self.alias("user", m[2]), text)
         text = _SERIAL_TEXT.sub(lambda m: m[1] + self.alias("serial", m[2]), text)
         text = _NAME_TEXT.sub(self._process, text)
+        for pattern, kind in _KERNEL_NAMES:
+            text = pattern.sub(self._named(kind), text)
         text = _LONG_DIGITS.sub(lambda m: self.alias("serial", m[0]), text)
         for pattern, kind in ((_MAC, "mac"), (_IPV4, "ip"), (_IPV6, "ip")):
             text = pattern.sub(self._replace(kind), text)
@@ -96,6 +107,9 @@ class Redactor:
 
     def _replace(self, kind: str) -> Callable[[re.Match[str]], str]:
         return lambda match: self.alias(kind, match[0])
+
+    def _named(self, kind: str) -> Callable[[re.Match[str]], str]:
+        return lambda match: match[1] + self.alias(kind, match[2])
 
     def _process(self, match: re.Match[str]) -> str:
         if match[2].startswith("<"):  # the driver's own <unknown>

@@ -52,6 +52,8 @@ _TAG = re.compile(r"([^\s:]+) ([^\s:\[\]]+)(?:\[(\d{1,10})\])?: ?", re.ASCII)
 
 _BANNER = "Linux version "
 _JOURNAL_NOTE = re.compile(r"-- (?:Boot [0-9a-f]+|Reboot) --", re.ASCII)
+# journalctl -o json gives what is not valid UTF-8 as numbers, which no word would find
+_JOURNAL_BYTES = ('"MESSAGE":[', '"MESSAGE" : [')
 _KERNEL_FACILITY_PRIORITIES = 8  # kmsg: priority = facility * 8 + level; facility 0 is the kernel
 
 
@@ -114,7 +116,7 @@ def parse_log_line(line: str, number: int, reference: TimeReference) -> LogLine 
     text = line
     at_s: float | None = None
     at_ns: int | None = None
-    needs_tag = False
+    needs_tag = strict = False  # a header that a program's name follows, perhaps or for certain
     if match := _LEVEL.match(text):
         text = text[match.end() :]
     if match := _SECONDS.match(text):
@@ -129,10 +131,10 @@ def parse_log_line(line: str, number: int, reference: TimeReference) -> LogLine 
     elif match := _SYSLOG.match(text):
         month, day, *clock = match.groups()
         at_ns = _in_last_year(_MONTHS[month], day, tuple(clock), reference)
-        needs_tag = True
+        needs_tag = strict = True
     elif match := _UNIX.match(text):
         at_ns = int(match[1]) * 10**9 + int(match[2]) * 1000
-        needs_tag = True
+        needs_tag = strict = True
     else:
         match = _STEP.match(text)
     text = text[match.end() :] if match else text
@@ -146,6 +148,8 @@ def parse_log_line(line: str, number: int, reference: TimeReference) -> LogLine 
             text = text[seconds.end() :]
     elif text.startswith("kernel: "):
         text = text[8:]
+    elif strict:
+        tag = ""
     text = clean(text)
     starts = tag == "kernel" and text.startswith(_BANNER)
     return LogLine(text, where, tag, at_s, at_ns, starts)
@@ -184,7 +188,7 @@ def _journal_json(line: str, number: int) -> LogLine | None:
     except msgspec.MsgspecError:
         return None
     text = entry.message
-    if isinstance(text, list):  # journald gives what is not valid UTF-8 as numbers
+    if isinstance(text, list):
         text = bytes(byte & 0xFF for byte in text).decode("utf-8", "replace")
     if not text:
         return None
@@ -285,7 +289,7 @@ def _lines_that_matter(text: str) -> list[int]:
     starts = {0}
     second = text.find("\n") + 1
     starts.add(second)  # the first line of a file that was cut may be half of one
-    for word in WORDS:
+    for word in (*WORDS, *_JOURNAL_BYTES):
         at = text.find(word)
         while at >= 0:
             starts.add(text.rfind("\n", 0, at) + 1)

@@ -228,7 +228,7 @@ def _machine_check(text: str) -> KernelEvent | None:
 def _network(text: str) -> KernelEvent | None:
     if match := _NFS.search(text):
         what = "ok" if match[2] == "OK" else "not-responding"
-        return replace(new_event("nfs", text), what=what, device=match[1])
+        return replace(new_event("nfs", text), what=what, server=match[1])
     match = _MLX5.search(text)
     if match is None:
         return None

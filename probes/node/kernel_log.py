@@ -98,7 +98,7 @@ def _judge_task(node: Node, lines: list[KernelEvent], recent_s: float) -> Statem
     fresh = is_recent(node, last, recent_s) and section is None
     server = _silent_server(node, last)
     cause = (
-        f"; NFS server {server.device} not responding since {server.at_s or 0:.0f} s"
+        f"; NFS server {server.server} not responding since {server.at_s or 0:.0f} s"
         if server
         else ""
     )
@@ -127,9 +127,9 @@ def _silent_server(node: Node, task: KernelEvent) -> KernelEvent | None:
     found: dict[str | None, KernelEvent] = {}
     for event in events_of(node, "nfs"):
         if event.what == "ok":
-            found.pop(event.device, None)
+            found.pop(event.server, None)
         elif -_NFS_LEAD_S <= when(event) - when(task) <= 0:
-            found.setdefault(event.device, event)
+            found.setdefault(event.server, event)
     return next(iter(found.values()), None)
 
 
@@ -150,11 +150,11 @@ def nfs_not_responding(node: Node) -> Statements:
     back: set[str | None] = set()
     for event in events_of(node, "nfs"):
         if event.what == "ok":
-            silent.pop(event.device, None)
-            back.add(event.device)
+            silent.pop(event.server, None)
+            back.add(event.server)
         else:
-            silent.setdefault(event.device, []).append(event)
-            back.discard(event.device)
+            silent.setdefault(event.server, []).append(event)
+            back.discard(event.server)
     hung = events_of(node, "hung-task")
     all_wait = bool(hung) and all(_silent_server(node, event) for event in hung)
     for server, lines in silent.items():

@@ -46,7 +46,8 @@ class KernelEvent(Record, frozen=True, kw_only=True):
     recovery_text: str | None = None  # the driver's word for recovery_to
     switch: int | None = None  # SXid: N of nvidia-nvswitchN
     seconds: int | None = None  # how long a task was blocked or a CPU stuck
-    device: str | None = None  # network interface, library, NFS server, memory controller
+    device: str | None = None  # network interface, library, memory controller
+    server: str | None = None  # NFS server
     cgroup: str | None = None  # that ran out of memory
     versions: tuple[str, ...] = ()  # driver-load: module; api-mismatch: client, module
     speed_gts: float | None = None  # pcie-bandwidth: of the limiting hop

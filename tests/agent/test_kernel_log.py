@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from agent.parse.kernel_log import TimeReference, parse_kernel_log, parse_log_line, parse_log_lines
 from agent.parse.kernel_message import WORDS, add_line, awaits_more, parse_kernel_message
 from agent.parse.nvrm_message import parse_nvrm, parse_sxid
+from agent.redact import Redactor
 from probes.kernel_fold import MAX_PER_KIND
 from probes.snapshot.kernel import KernelEvent, KernelSection
 
@@ -75,6 +76,8 @@ def test_journal_json() -> None:
     found = parse_log_line(json.dumps(entry), 1, REFERENCE)
     assert found is not None
     assert found.text == TEXT + "\ufffd"
+    log = json.dumps(entry, separators=(",", ":"))
+    assert [event.code for event in parse_kernel_log(log, "journal").events] == [43]
     entry["_TRANSPORT"], entry["SYSLOG_IDENTIFIER"] = "syslog", "python"
     found = parse_log_line(json.dumps(entry), 1, REFERENCE)
     assert found is not None
@@ -109,11 +112,13 @@ def test_other_programs_keep_their_name_and_yield_no_event() -> None:
         "Mar 15 16:20:00 n07 systemd[1]: Reloading.\n"
         "Mar 15 16:20:01 n07 monitor[77]: saw NVRM: Xid (PCI:0000:9a:00): 79, GPU has fallen off\n"
         "[402111.004140] n07 systemd[1]: Reloading.\n"
+        "Mar 15 16:20:02 n07 my prog: NVRM: Xid (PCI:0000:9a:00): 79, GPU has fallen off\n"
     )
     assert [(found.tag, found.text) for found in parse_log_lines(log.splitlines(), REFERENCE)] == [
         ("systemd", "Reloading."),
         ("monitor", "saw NVRM: Xid (PCI:0000:9a:00): 79, GPU has fallen off"),
         ("systemd", "Reloading."),
+        ("", "n07 my prog: NVRM: Xid (PCI:0000:9a:00): 79, GPU has fallen off"),
     ]
     assert parse_kernel_log(log, "/var/log/syslog", REFERENCE).events == ()
 
@@ -355,7 +360,7 @@ def test_the_samples_of_the_docstring() -> None:
          {"kind": "nic", "what": "health", "pci": "0000:5e:00.0"}),
         ("mlx5_core 0000:5e:00.0 ens1f0np0: Link down",
          {"kind": "nic", "what": "link-down", "pci": "0000:5e:00.0", "device": "ens1f0np0"}),
-        ("nfs: server 192.0.2.40 OK", {"kind": "nfs", "what": "ok", "device": "192.0.2.40"}),
+        ("nfs: server 192.0.2.40 OK", {"kind": "nfs", "what": "ok", "server": "192.0.2.40"}),
         ("NVRM: GPU 0000:9a:00.0: GPU has been reset", {"kind": "gpu-reset", "pci": "0000:9a:00.0"}),
         ("vfio-pci 0000:9a:00.0: reset done", {"kind": "gpu-reset", "pci": "0000:9a:00.0"}),
     ],
@@ -399,6 +404,28 @@ def test_a_version_mismatch_over_two_lines() -> None:
 def test_a_word_stands_for_every_message() -> None:
     lines = [*sample(parse_kernel_message), *sample(add_line)]
     assert all(any(word in line for word in WORDS) for line in lines if line)
+
+
+def test_names_in_kernel_lines_get_pseudonyms_and_facts_stay() -> None:
+    redactor = Redactor(b"key")
+    for text, names in (
+        ("Out of memory: Killed process 4711 (train-llm) total-vm:9kB", ["train-llm"]),
+        ("watchdog: BUG: soft lockup - CPU#12 stuck for 26s! [train-llm:4711]", ["train-llm"]),
+        ("train-llm[4711]: segfault at 10 ip 00007f1 in libnccl.so.2[7f1+100]", ["train-llm"]),
+        ("INFO: task train-llm:4711 blocked for more than 120 seconds.", ["train-llm"]),
+        ("nfs: server filer1.example not responding, still trying", ["filer1"]),
+        (
+            "oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/kubepods/pod1,task=train-llm,pid=4711",
+            ["pod1", "train-llm"],
+        ),
+        ("NVRM: Xid (PCI:0000:9a:00): 43, pid=4711, name=train-llm, Ch 00000010", ["train-llm"]),
+    ):
+        hidden = redactor.text(text)
+        assert not [name for name in names if name in hidden]
+        before, after = parse_kernel_message(text), parse_kernel_message(hidden)
+        assert before is not None
+        assert after is not None
+        assert (before.kind, before.pid, before.code) == (after.kind, after.pid, after.code)
 
 
 # --- arbitrary input ---

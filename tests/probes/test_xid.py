@@ -302,6 +302,13 @@ def test_trap_16_unless_the_driver_asks_for_more() -> None:
     assert said(xid(100, 94) + reset) == [("critical", "xid.contained-memory-error", GPU)]
 
 
+def test_trap_16_a_48_that_was_contained_when_the_driver_asks_for_nothing() -> None:
+    log = xid(402_000, 48, "DBE in DRAM") + xid(402_000.5, 94, "pid=7, name=python, Contained: SM")
+    live = gpus(gpu(recovery_action=0), driver="580.65.06")
+    assert said(log, nvml=live) == [("info", "xid.contained-memory-error", GPU)]
+    assert said(log, nvml=gpus(driver="550.127.05")) == [("critical", "xid.memory-error", GPU)]
+
+
 def test_trap_17_the_last_154_counts_and_zero_clears() -> None:
     up = xid(100, 154, "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
     down = xid(200, 154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x1 (PF FLR)")
