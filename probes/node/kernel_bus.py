@@ -96,7 +96,7 @@ def _judge_aer(
             severity = Severity.CRITICAL if fresh else Severity.WARNING
         elif severity_name == "nonfatal" and fresh:
             severity = Severity.WARNING
-    names = sorted({event.what for event in same if event.what})
+    names = ", ".join(sorted({event.what for event in same if event.what}))[:60]
     ports = sorted({event.port_pci for event in same if event.port_pci} - {worst.pci})
     via = f", seen by port {ports[0]}" if ports else ""
     bad = severity_name != "correctable"
@@ -108,10 +108,8 @@ def _judge_aer(
         fault_class=FaultClass.HARDWARE,
         job_impact=JobImpact.BREAKS if severity is Severity.CRITICAL else JobImpact.NONE,
         component=component,
-        summary=(
-            f"{worst.pci}: PCIe {severity_name} errors"
-            f"{f' ({chr(44).join(names)[:60]})' if names else ''}{times(count, same[0])}{via}"
-        )[:200],
+        summary=f"{worst.pci}: PCIe {severity_name} errors{f' ({names})' if names else ''}"
+        f"{times(count, same[0])}{via}"[:200],
         evidence=tuple(evidence(node, event) for event in same[-_MAX_LINES:]),
         explains=("pcie.aer-uncorrectable",) if bad else (),
         remedy=Remedy(
