@@ -35,7 +35,10 @@ class RenderOptions(msgspec.Struct, frozen=True):
         return self.color or self.width is not None
 
 
-def render(report: Report, format: str, options: RenderOptions = RenderOptions()) -> str:
+PLAIN = RenderOptions()
+
+
+def render(report: Report, format: str, options: RenderOptions = PLAIN) -> str:
     """The report in one of FORMATS, ending in a newline."""
     module = importlib.import_module(FORMATS[format])
     return cast(str, module.render(report, options))
