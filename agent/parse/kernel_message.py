@@ -34,43 +34,69 @@ _AER_PORT = Pattern(
     r"Uncorrected \(Fatal\)|Uncorrectable \(Fatal\)) error (?:message )?received"
     rf"(?:(?: from|:) {PCI})?",
     re.ASCII,
+    words=(": AER: ",),
 )
-_AER_ERROR = Pattern(rf"{PCI}: (?:AER: )?PCIe Bus Error: severity=([^,]+),", re.ASCII)
+_AER_ERROR = Pattern(
+    rf"{PCI}: (?:AER: )?PCIe Bus Error: severity=([^,]+),", re.ASCII, words=("PCIe Bus Error",)
+)
 _AER_BIT = Pattern(rf"{PCI}: (?:AER: )? *\[ ?\d{{1,2}}\] (\w+)", re.ASCII)
 _DPC = Pattern(
     rf"{PCI}: DPC: (?:containment event|ERR_FATAL|ERR_NONFATAL|unmasked uncorrectable|"
     r"RP PIO error)",
     re.ASCII,
+    words=(": DPC: ",),
 )
 _SEVERITY = (("non-fatal", "nonfatal"), ("fatal", "fatal"), ("correct", "correctable"))
 
-_SLOT = Pattern(rf"{PCI}: (?:pciehp: )?Slot\([^)]*\): (Link Down|Link Up|Card not present)")
-_RETRAIN = Pattern(rf"{PCI}: (?:broken device, )?(?:retraining failed|.*retrain.* fail)")
+_SLOT = Pattern(
+    rf"{PCI}: (?:pciehp: )?Slot\([^)]*\): (Link Down|Link Up|Card not present)", words=("Slot(",)
+)
+_RETRAIN = Pattern(
+    rf"{PCI}: (?:broken device, )?(?:retraining failed|.*retrain.* fail)", words=("retrain",)
+)
 _BANDWIDTH = Pattern(
     rf"{PCI}: (\d+\.\d+) Gb/s available PCIe bandwidth(?:, limited by (\d+(?:\.\d+)?) GT/s "
     rf"PCIe x(\d{{1,2}}) link(?: at {PCI})? \(capable of (\d+\.\d+) Gb/s)?",
     re.ASCII,
+    words=("available PCIe bandwidth",),
 )
 
-_HUNG = Pattern(r"task (.{1,80}):(\d{1,10}) blocked for more than (\d{1,9}) seconds", re.ASCII)
-_SOFT_LOCKUP = Pattern(
-    r"soft lockup - CPU#\d+ stuck for (\d{1,6})s! \[(.{1,40}):(\d{1,10})\]", re.ASCII
+_HUNG = Pattern(
+    r"task (.{1,80}):(\d{1,10}) blocked for more than (\d{1,9}) seconds",
+    re.ASCII,
+    words=("blocked for more than",),
 )
-_HARD_LOCKUP = Pattern(r"hard LOCKUP on cpu (\d+)", re.ASCII)
-_STALL = Pattern(r"\brcu\w*\b.*\b(?:self-)?detected (?:expedited )?stall", re.ASCII)
-_KILLED = Pattern(r"(.*)Killed process (\d{1,10}),? \(([^)]{1,40})\)", re.ASCII)
-_OOM_KILL = Pattern(r"oom-kill:constraint=(\w+)", re.ASCII)
+_SOFT_LOCKUP = Pattern(
+    r"soft lockup - CPU#\d+ stuck for (\d{1,6})s! \[(.{1,40}):(\d{1,10})\]",
+    re.ASCII,
+    words=("soft lockup",),
+)
+_HARD_LOCKUP = Pattern(r"hard LOCKUP on cpu (\d+)", re.ASCII, words=("hard LOCKUP",))
+_STALL = Pattern(
+    r"\brcu\w*\b.*\b(?:self-)?detected (?:expedited )?stall", re.ASCII, words=("stall",)
+)
+_KILLED = Pattern(
+    r"(.*)Killed process (\d{1,10}),? \(([^)]{1,40})\)", re.ASCII, words=("Killed process",)
+)
+_OOM_KILL = Pattern(r"oom-kill:constraint=(\w+)", re.ASCII, words=("oom-kill:",))
 _OOM_FIELD = {
     "cgroup": Pattern(r"oom_memcg=([^,]+)"),
     "task": Pattern(r"task=([^,]+)"),
     "pid": Pattern(r"pid=(\d{1,10})", re.ASCII),
 }
-_EDAC = Pattern(r"EDAC (MC\d+|\w+): (\d{1,9}) (CE|UE)\b", re.ASCII)
-_SEGFAULT = Pattern(r"(.{1,40})\[(\d{1,10})\]:? (?:segfault at|general protection)", re.ASCII)
+_EDAC = Pattern(r"EDAC (MC\d+|\w+): (\d{1,9}) (CE|UE)\b", re.ASCII, words=("EDAC ",))
+_SEGFAULT = Pattern(
+    r"(.{1,40})\[(\d{1,10})\]:? (?:segfault at|general protection)",
+    re.ASCII,
+    words=(
+        "segfault at",
+        "general protection",
+    ),
+)
 _LIBRARY = Pattern(
     r" in (lib(?:nccl|cuda|nvidia|cublas|cudnn|ibverbs|mlx5|uc[pst]|fabric|torch|c10)[\w.+-]*)"
 )
-_MLX5 = Pattern(rf"mlx5_core {PCI}(?: (\w[\w.@-]*))?: (.*)", re.ASCII)
+_MLX5 = Pattern(rf"mlx5_core {PCI}(?: (\w[\w.@-]*))?: (.*)", re.ASCII, words=("mlx5_core",))
 _MLX5_WHAT = (
     ("health compromised", "health"),
     ("internal error", "health"),
@@ -80,7 +106,7 @@ _MLX5_WHAT = (
     ("Link down", "link-down"),
     ("Link up", "link-up"),
 )
-_NFS = Pattern(r"nfs: server (\S{1,255}) (not responding|OK)")
+_NFS = Pattern(r"nfs: server (\S{1,255}) (not responding|OK)", words=("nfs: server",))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -36,6 +36,7 @@ _SRAM = Pattern(r"\bSRAM\b|\bL1\b|\bL2\b|\bLTC\b|register file", re.IGNORECASE)
 _SXID = Pattern(
     rf"nvidia-nvswitch(\d{{1,3}}): SXid \({PCI}\): (\d{{1,6}}), ?(Fatal|Non-?fatal)?(.*)",
     re.ASCII | re.IGNORECASE,
+    words=("SXid",),
 )
 _SXID_LINK = Pattern(r"\b[Ll]ink (\d{1,3})\b", re.ASCII)
 _SXID_DETAIL = Pattern(r"\s*(?:Severity \d|Data \{)", re.ASCII)
@@ -61,6 +62,11 @@ RESET = Pattern(
     r"\breset(?:ting)?\b ?(?:done|complete|completed|successful|succeeded|finished|$)|"
     rf"NVRM: GPU {PCI}.* (?:was|has been) reset\b",
     re.ASCII | re.IGNORECASE,
+    words=(
+        "reset",
+        "Reset",
+        "RESET",
+    ),
 )
 
 
