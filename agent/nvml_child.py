@@ -286,8 +286,9 @@ class Session:
 
         def fill(asker: Asker) -> None:
             asker.each(handle, "UUID")  # an index can come to mean another GPU
-            reading(asker, handle)
+            # counters first: their differences are divided by those of the group's time
             counters(asker, handle, event_reason_fields(self.driver), links, architecture)
+            reading(asker, handle)
 
         self.group("reading", index, fill)
 
@@ -308,7 +309,7 @@ def identity(asker: Asker, handle: Any, found: dict[str, int]) -> None:
         asker.values["Mig"] = [device for device in devices if device]
     ask("C2cModeInfo", "nvmlDeviceGetC2cModeInfoV", handle, convert=lambda c2c: c2c.isC2cEnabled)
     fabric(asker, handle)
-    asker.fields(handle, [170, 193, 194, 195, 196, 226, 227, 230])
+    asker.fields(handle, [170, 226, 227, 230])
 
 
 def mig_device(asker: Asker, handle: Any, number: int) -> dict[str, Any] | None:
@@ -366,6 +367,7 @@ def limits(asker: Asker, handle: Any) -> None:
     for number in range(4):
         key = f"TemperatureThreshold.{number}"
         asker.ask(key, "nvmlDeviceGetTemperatureThreshold", handle, number)
+    asker.fields(handle, [193, 194, 195, 196])
     asker.either(
         "SupportedClocksEventReasons",
         "nvmlDeviceGetSupportedClocksEventReasons",

@@ -13,10 +13,25 @@ from typing import Any
 import msgspec
 
 from agent.collect.gaps import Gaps
-from agent.collect.nvml_answers import Answers, Group, gpu_fields, reading_of, section_of
+from agent.collect.nvml_answers import (
+    PERMISSION,
+    Answers,
+    Group,
+    gpu_fields,
+    reading_of,
+    section_of,
+)
 from agent.host import Host
 from agent.nvml_channel import NvmlChannel
-from agent.parse.nvml_codes import GPU_IS_LOST, LIBRARY_NOT_FOUND, name_of, state_of
+from agent.parse.nvml_codes import (
+    GPU_IS_LOST,
+    LIBRARY_NOT_FOUND,
+    RESET_REQUIRED,
+    name_of,
+    on_wsl,
+    reason_of,
+    state_of,
+)
 from probes.gap import Gap, GapReason
 from probes.snapshot.gpu import CallTiming, Gpu, GpuState, NvmlSection
 
@@ -66,6 +81,7 @@ class NvmlCollector:
         self._channel: NvmlChannel | None = None
         self._refused = ""  # why no further child is started
         self._confidential: bool | None = None
+        self._wsl = False
         self._gaps = Gaps("nvml")
 
     def __enter__(self) -> NvmlCollector:
@@ -134,16 +150,19 @@ class NvmlCollector:
     def _with_group(self, gpu: Gpu, group: Group) -> Gpu:
         if group.group == "handle" and isinstance(code := group.code("Handle"), int):
             return self._without_handle(gpu, code)
+        # what a lost GPU did not answer is missing for that one reason
+        gaps = self._gaps if group.lost is None else Gaps("nvml")
         fields: dict[str, Any]
         if group.group == "reading":
             fields = self._reading(gpu, group)
         else:
-            fields = gpu_fields(gpu, group, self._gaps)
+            fields = gpu_fields(gpu, group, gaps, wsl=self._wsl)
         fields["slow_calls"] = gpu.slow_calls + group.slow_calls
-        if group.lost is not None:
-            fields["state"] = GpuState.LOST
-            fields["state_detail"], fields["state_call"] = name_of(GPU_IS_LOST), group.lost
         gpu = msgspec.structs.replace(gpu, **fields)
+        if group.lost is not None:
+            gpu = self._failed(gpu, group.lost, GPU_IS_LOST)
+        elif gpu.state is GpuState.OK and (call := group.wants_reset) is not None:
+            gpu = self._failed(gpu, call, RESET_REQUIRED)
         if group.slow is not None:
             self._gaps.add(
                 GapReason.TIMEOUT,
@@ -165,7 +184,7 @@ class NvmlCollector:
             return {}
         if group.lost is not None:  # half a reading is none
             return {}
-        answers = Answers(group.values, self._gaps, gpu.key)
+        answers = Answers(group.values, self._gaps, gpu.key, wsl=self._wsl)
         reading, fields = reading_of(answers, group, len(gpu.nvlinks or ()))
         return (fields if not gpu.readings else {}) | {"readings": (*gpu.readings, reading)}
 
@@ -176,11 +195,16 @@ class NvmlCollector:
             detail = f"no second reading: nvmlDeviceGetHandleByIndex answered {name_of(code)}"
             self._gaps.add(GapReason.MALFORMED, "readings", device=gpu.key, detail=detail)
             return gpu
+        return self._failed(gpu, "nvmlDeviceGetHandleByIndex", code)
+
+    def _failed(self, gpu: Gpu, call: str, code: int) -> Gpu:
+        """What a code says of the whole GPU; one gap stands for all that is missing of it."""
+        reason = reason_of(code)
+        allow = PERMISSION if reason is GapReason.DENIED else None
+        detail = f"{call} answered {name_of(code)}"
+        self._gaps.add(reason, device=gpu.key, detail=detail, allow=allow)
         return msgspec.structs.replace(
-            gpu,
-            state=state_of(code),
-            state_detail=name_of(code),
-            state_call="nvmlDeviceGetHandleByIndex",
+            gpu, state=state_of(code), state_detail=name_of(code), state_call=call
         )
 
     def _hung(self, gpu: Gpu, hung: _HungError) -> Gpu:
@@ -215,7 +239,7 @@ class NvmlCollector:
 
     def _init(self) -> NvmlSection | None:
         try:
-            groups = self._open(min(self._left_s(), _INIT_TURNS * self._turn_s))
+            group = self._open(min(self._left_s(), _INIT_TURNS * self._turn_s))
         except OSError as error:
             self._gaps.add(GapReason.ABSENT, detail=str(error))
             return None
@@ -227,13 +251,13 @@ class NvmlCollector:
         except _DiedError as died:
             self._gaps.add(GapReason.MALFORMED, detail=str(died))
             return None
-        (group,) = groups
         if group.code("Init") == LIBRARY_NOT_FOUND:
             self._gaps.add(
                 GapReason.ABSENT, detail="libnvidia-ml.so.1 was not found", allow=_UTILITY
             )
             return None
         section, self._confidential = section_of(group, self._gaps)
+        self._wsl = on_wsl(section.library_path)
         return section
 
     def _reopen(self) -> None:
@@ -241,7 +265,7 @@ class NvmlCollector:
         if self._refused:
             return
         try:
-            (group,) = self._open(min(self._turn_s, max(self._left_s() / 2, _MIN_TURN_S)))
+            group = self._open(min(self._turn_s, max(self._left_s() / 2, _MIN_TURN_S)))
         except (OSError, _HungError, _DiedError) as error:
             self._refused = f"NVML did not start again behind a GPU that hung it: {error}"
             return
@@ -249,9 +273,12 @@ class NvmlCollector:
             self._refused = f"NVML did not start again behind a GPU that hung it: {name_of(code)}"
             self.close()
 
-    def _open(self, turn_s: float) -> list[Group]:
+    def _open(self, turn_s: float) -> Group:
         self._channel = self._host.open_nvml()
-        return self._ask("init", turn_s)
+        for group in self._ask("init", turn_s):
+            return group
+        self.close()
+        raise _DiedError("nvmlInit", "it gave no answer")
 
     def _left_s(self) -> float:
         return (self._until_ns - self._host.monotonic_ns()) / 1e9

@@ -4,18 +4,25 @@ A group is one line of ``agent.nvml_child``, for example::
 
     {"group":"reading","gpu":0,"at_ns":5,"values":{"PowerUsage":70000,"FanSpeed":[3]}}
 
-where ``[3]`` is a return code. A code becomes None and a gap, never a number.
+where ``[3]`` is a return code. A code becomes None and a gap, never a number, and so does a value
+of another shape than asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard, TypeVar
 
 import msgspec
 
 from agent.collect.gaps import Gaps
-from agent.parse.nvml_codes import NOT_SUPPORTED, name_of, reason_of
+from agent.parse.nvml_codes import (
+    FUNCTION_NOT_FOUND,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    name_of,
+    reason_of,
+)
 from probes.gap import GapReason
 from probes.pci_address import normalize_pci_address
 from probes.snapshot.gpu import (
@@ -34,18 +41,26 @@ from probes.snapshot.gpu import (
     SramEcc,
 )
 
+T = TypeVar("T")
+
 # the scope that adds all links up: NVML's 0xffffffff
 _TRAFFIC = {"nvlink_tx_kib": "field.138.4294967295", "nvlink_rx_kib": "field.139.4294967295"}
-_PERMISSION = "run as root, or give the container the GPU's device node"
-_NOT_AVAILABLE = (1 << 64) - 1  # NVML_VALUE_NOT_AVAILABLE
+PERMISSION = "run as root, or give the container the GPU's device node"
+# NVML_VALUE_NOT_AVAILABLE, -1 in members of either width; also what a read off the bus gives
+_NOT_AVAILABLE = ((1 << 64) - 1, (1 << 32) - 1)
+_SHOWN_CHARACTERS = 40
+_NOTHING = object()
+_RESET, _DRAIN_AND_RESET = 1, 4  # of field 230
+_MOST_GPUS = 1024  # more than that is no count
 
-_IDENTITY = {
-    "architecture": "Architecture", "serial": "Serial",
-    "board_part_number": "BoardPartNumber", "minor_number": "MinorNumber",
-    "module_id": "ModuleId", "vbios_version": "VbiosVersion",
-    "inforom_image_version": "InforomImageVersion",
-    "gsp_firmware_version": "GspFirmwareVersion", "virtualization_mode": "VirtualizationMode",
-    "compute_mode": "ComputeMode", "c2c_link_count": "field.170",
+_TEXTS = {
+    "serial": "Serial", "board_part_number": "BoardPartNumber", "vbios_version": "VbiosVersion",
+    "inforom_image_version": "InforomImageVersion", "gsp_firmware_version": "GspFirmwareVersion",
+}  # fmt: skip
+_NUMBERS = {
+    "architecture": "Architecture", "minor_number": "MinorNumber", "module_id": "ModuleId",
+    "virtualization_mode": "VirtualizationMode", "compute_mode": "ComputeMode",
+    "c2c_link_count": "field.170",
 }  # fmt: skip
 _FLAGS = {
     "persistence_mode": "PersistenceMode", "display_active": "DisplayActive",
@@ -104,6 +119,7 @@ _LINK_FIELDS = {
     "local_link_integrity": 211, "link_recovery_successful": 213, "link_recovery_failed": 214,
     "effective_errors": 219, "symbol_errors": 221,
 }  # fmt: skip
+_FABRIC = ("state", "status", "health_mask", "health_summary", "clique_id")
 _SRAM = {
     "volatile_uncorrectable_parity": "volatileUncParity",
     "volatile_uncorrectable_sec_ded": "volatileUncSecDed", "volatile_correctable": "volatileCor",
@@ -130,6 +146,15 @@ class Group(msgspec.Struct, frozen=True):
         return value[0] if _is_code(value) else None
 
     @property
+    def wants_reset(self) -> str | None:
+        """The first call that answered NVML_ERROR_RESET_REQUIRED."""
+        for key, value in self.values.items():
+            if value == [RESET_REQUIRED]:
+                name = key.partition(".")[0]
+                return f"nvmlDeviceGet{'FieldValues' if name == 'field' else name}"
+        return None
+
+    @property
     def slow_calls(self) -> tuple[CallTiming, ...]:
         """The calls that took long and returned."""
         return tuple(
@@ -141,47 +166,107 @@ class Group(msgspec.Struct, frozen=True):
 class Answers:
     """The answers about one GPU (or the driver); what is missing becomes gaps of ``device``."""
 
-    def __init__(self, values: Mapping[str, Any], gaps: Gaps, device: str | None) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], gaps: Gaps, device: str | None, *, wsl: bool = False
+    ) -> None:
         self.values = values
         self._gaps = gaps
         self._device = device
+        self._wsl = wsl
 
-    def take(self, field: str, *keys: str) -> Any:
-        """The first of the keys that was answered, else None and a gap for ``field``."""
-        code: int | None = None
-        for key in keys:
-            value = self.values.get(key)
-            if _is_code(value):
-                code = code or value[0]
-            elif value is not None and value != _NOT_AVAILABLE:
-                return value
-        if code is not None:
-            self.miss(field, code)
-        return None
+    def take(self, field: str, *keys: str) -> int | None:
+        """The first number among the keys' answers, else None and a gap for ``field``."""
+        return self._first((field,), keys, _number)
+
+    def text(self, field: str, key: str) -> str | None:
+        """The same for text."""
+        return self._first((field,), (key,), _text)
 
     def flag(self, field: str, key: str) -> bool | None:
-        """The same as a truth value."""
+        """The same for a truth value."""
         value = self.take(field, key)
         return None if value is None else bool(value)
 
-    def miss(self, field: str, code: int) -> None:
-        """Note why a field is missing."""
-        reason = reason_of(code)
-        allow = _PERMISSION if reason is GapReason.DENIED else None
-        self._gaps.add(reason, field, device=self._device, detail=name_of(code), allow=allow)
+    def several(self, fields: tuple[str, ...], key: str) -> tuple[int | None, ...]:
+        """As many numbers as fields from one answer; a hole in it is None without a gap."""
 
-    def known(self, key: str) -> Any:
-        """The answer, None where there is none; without a gap."""
-        value = self.values.get(key)
-        return None if _is_code(value) else value
+        def convert(value: object) -> tuple[int | None, ...] | None:
+            if not isinstance(value, (list, tuple)) or len(value) != len(fields):
+                return None
+            found = tuple(map(_number, value))
+            return None if all(number is None for number in found) else found
+
+        return self._first(fields, (key,), convert) or (None,) * len(fields)
+
+    def items(self, field: str, key: str) -> list[Any] | None:
+        """The same for a list (never of one number: that is a return code)."""
+        return self._first((field,), (key,), lambda v: v if isinstance(v, list) else None)
+
+    def inner(self, field: str, key: str) -> Answers | None:
+        """The same for a struct, whose members are then taken without gaps."""
+        value = self._first((field,), (key,), lambda v: v if isinstance(v, dict) else None)
+        return None if value is None else Answers(value, Gaps(""), None)
+
+    def _first(
+        self, fields: tuple[str, ...], keys: tuple[str, ...], convert: Callable[[object], T | None]
+    ) -> T | None:
+        code: int | None = None
+        odd: object = _NOTHING
+        for key in keys:
+            answer = self.values.get(key, _NOTHING)
+            if _is_code(answer):
+                code = code or answer[0]
+            elif answer is not _NOTHING:
+                if (value := convert(answer)) is not None:
+                    return value
+                odd = answer
+        if code is not None:
+            self.miss(code, *fields)
+        elif odd is None or (isinstance(odd, int) and odd in _NOT_AVAILABLE) or odd == "":
+            self._gap(GapReason.ABSENT, fields, "the driver says that it has no value")
+        elif odd is not _NOTHING:
+            self._gap(GapReason.MALFORMED, fields, f"{keys[0]} answered {_shown(odd)}")
+        return None
+
+    def miss(self, code: int, *fields: str) -> None:
+        """Note why fields are missing."""
+        self._gap(reason_of(code, wsl=self._wsl), fields, name_of(code))
+
+    def _gap(self, reason: GapReason, fields: tuple[str, ...], detail: str) -> None:
+        allow = PERMISSION if reason is GapReason.DENIED else None
+        self._gaps.add(reason, *fields, device=self._device, detail=detail, allow=allow)
+
+    def known(self, key: str) -> int | None:
+        """The number, None where there is none; without a gap."""
+        return _number(self.values.get(key))
+
+    def known_text(self, key: str) -> str | None:
+        """The text, None where there is none; without a gap."""
+        return _text(self.values.get(key))
 
     def table(self, fields: Mapping[str, str]) -> dict[str, Any]:
-        """A record's fields by their keys."""
+        """A record's numbers by their keys."""
         return {field: self.take(field, key) for field, key in fields.items()}
 
 
 def _is_code(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and len(value) == 1 and isinstance(value[0], int)
+    return isinstance(value, list) and len(value) == 1 and type(value[0]) is int
+
+
+def _number(value: object) -> int | None:
+    """A number that fits a snapshot and stands for something."""
+    if type(value) is int and -(1 << 63) <= value < 1 << 64 and value not in _NOT_AVAILABLE:
+        return value
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value.strip("\0 ") or None if isinstance(value, str) else None
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def section_of(group: Group, gaps: Gaps) -> tuple[NvmlSection, bool | None]:
@@ -189,67 +274,77 @@ def section_of(group: Group, gaps: Gaps) -> tuple[NvmlSection, bool | None]:
     answers = Answers(group.values, gaps, None)
     code = group.code("Init")
     cuda = answers.known("CudaDriverVersion")
+    took_ms = group.values.get("init_ms")
     section = NvmlSection(
         init_error=None if code is None else name_of(code),
         init_error_code=code,
         init_detail=None if code is None else f"nvmlInit answered {name_of(code)}",
-        init_ms=answers.known("init_ms"),
-        library_path=answers.known("library"),
-        nvml_version=answers.known("NVMLVersion"),
-        driver_version=answers.take("driver_version", "DriverVersion"),
+        init_ms=float(took_ms) if isinstance(took_ms, (int, float)) else None,
+        library_path=answers.known_text("library"),
+        nvml_version=answers.known_text("NVMLVersion"),
+        driver_version=answers.text("driver_version", "DriverVersion"),
         device_count=answers.take("device_count", "Count"),
         cuda_driver_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
     )
+    if section.device_count is not None and not 0 <= section.device_count <= _MOST_GPUS:
+        detail = f"the driver counts {section.device_count} GPUs"
+        gaps.add(GapReason.MALFORMED, "device_count", detail=detail)
+        section = msgspec.structs.replace(section, device_count=None)
     if code is not None:
         return section, None
     return section, answers.flag("confidential_compute", "ConfComputeState")
 
 
-def gpu_fields(gpu: Gpu, group: Group, gaps: Gaps) -> dict[str, Any]:
+def gpu_fields(gpu: Gpu, group: Group, gaps: Gaps, *, wsl: bool = False) -> dict[str, Any]:
     """Fields of Gpu from any group but the reading."""
     if group.group == "handle":
         return _handle(group, gaps, gpu)
-    answers = Answers(group.values, gaps, gpu.key)
-    return _GROUPS[group.group](answers)
+    fill = _GROUPS.get(group.group)
+    return fill(Answers(group.values, gaps, gpu.key, wsl=wsl)) if fill else {}
 
 
 def _handle(group: Group, gaps: Gaps, gpu: Gpu) -> dict[str, Any]:
-    bus_id = group.values.get("PciInfo")
-    pci = normalize_pci_address(bus_id) if isinstance(bus_id, str) else None
     if gpu.readings:  # a fresh child asks again; the reading checks whose index it is
         return {}
+    bus_id = group.values.get("PciInfo")
+    pci = normalize_pci_address(bus_id) if isinstance(bus_id, str) else None
     answers = Answers(group.values, gaps, pci or gpu.key)
     if pci is None:
         answers.take("pci", "PciInfo")
-    return {"pci": pci, **answers.table({"name": "Name", "uuid": "UUID"})}
+    return {"pci": pci, "name": answers.text("name", "Name"), "uuid": answers.text("uuid", "UUID")}
 
 
 def _identity(answers: Answers) -> dict[str, Any]:
-    out = answers.table(_IDENTITY)
+    out = answers.table(_NUMBERS)
+    for field, key in _TEXTS.items():
+        out[field] = answers.text(field, key)
     for field, key in _FLAGS.items():
         out[field] = answers.flag(field, key)
-    for field, later, key in (
-        ("ecc_mode", "ecc_mode_pending", "EccMode"),
-        ("mig_mode", "mig_mode_pending", "MigMode"),
-    ):
-        pair = answers.take(field, key)
-        out[field], out[later] = (None, None) if pair is None else map(bool, pair)
-    capability = answers.take("cuda_compute_capability", "CudaComputeCapability")
-    if capability is not None:
-        out["cuda_compute_capability"] = f"{capability[0]}.{capability[1]}"
-    if isinstance(out["gsp_firmware_version"], str):
-        out["gsp_firmware_version"] = out["gsp_firmware_version"].rstrip("\0") or None
-    devices = answers.take("mig_instances", "Mig") or ()
-    out["mig_instances"] = tuple(_mig_instance(Answers(d, Gaps(""), None)) for d in devices)
-    fabric = answers.take("fabric", "Fabric")
-    out["fabric"] = None if fabric is None else Fabric(**fabric)
+    for field, key in (("ecc_mode", "EccMode"), ("mig_mode", "MigMode")):
+        pair = (field, f"{field}_pending")
+        for name, value in zip(pair, answers.several(pair, key), strict=True):
+            out[name] = None if value is None else bool(value)
+    major, minor = answers.several(("cuda_compute_capability",) * 2, "CudaComputeCapability")
+    if major is not None and minor is not None:
+        out["cuda_compute_capability"] = f"{major}.{minor}"
+    out["mig_instances"] = tuple(
+        _mig_instance(Answers(device, Gaps(""), None))
+        for device in answers.items("mig_instances", "Mig") or ()
+        if isinstance(device, dict)
+    )
+    fabric = answers.inner("fabric", "Fabric")
+    if fabric is not None:
+        out["fabric"] = Fabric(
+            cluster_uuid=fabric.known_text("cluster_uuid"),
+            **{name: fabric.known(name) for name in _FABRIC},
+        )
     out["recovery_action"] = _recovery_action(answers)
     return out
 
 
 def _mig_instance(answers: Answers) -> MigInstance:
     return MigInstance(
-        uuid=answers.known("UUID"),
+        uuid=answers.known_text("UUID"),
         gpu_instance_id=answers.known("GpuInstanceId"),
         compute_instance_id=answers.known("ComputeInstanceId"),
         memory_total_bytes=answers.known("Memory"),
@@ -259,30 +354,29 @@ def _mig_instance(answers: Answers) -> MigInstance:
 def _recovery_action(answers: Answers) -> int | None:
     """Field 230; before driver 570 the two fields that it replaced: reset, drain and reset."""
     reset, drain = answers.known("field.226"), answers.known("field.227")
-    if answers.known("field.230") is None and (reset or drain):
-        return 4 if drain else 1
-    action = answers.take("recovery_action", "field.230")
-    return action if isinstance(action, int) else None
+    if answers.known("field.230") is None and reset is not None and drain is not None:
+        return _DRAIN_AND_RESET if drain else _RESET if reset else 0
+    return answers.take("recovery_action", "field.230")
 
 
 def _limits(answers: Answers) -> dict[str, Any]:
-    fields = answers.table(_LIMITS)
-    span = answers.take("power_limit_min_mw", "PowerManagementLimitConstraints")
-    low, high = span or (None, None)
-    return {"limits": GpuLimits(power_limit_min_mw=low, power_limit_max_mw=high, **fields)}
+    span = ("power_limit_min_mw", "power_limit_max_mw")
+    bounds = answers.several(span, "PowerManagementLimitConstraints")
+    return {"limits": GpuLimits(**answers.table(_LIMITS), **dict(zip(span, bounds, strict=True)))}
 
 
 def _memory(answers: Answers) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    rows = answers.take("row_remap", "RemappedRows")
-    if rows is not None:
-        banks = answers.take("banks_max", "RowRemapperHistogram") or (None,) * len(_BANKS)
+    correctable, uncorrectable, pending, failed = answers.several(
+        ("row_remap",) * 4, "RemappedRows"
+    )
+    if (correctable, uncorrectable, pending, failed) != (None,) * 4:
         out["row_remap"] = RowRemap(
-            correctable_rows=rows[0],
-            uncorrectable_rows=rows[1],
-            pending=bool(rows[2]),
-            failure_occurred=bool(rows[3]),
-            **dict(zip(_BANKS, banks, strict=True)),
+            correctable_rows=correctable,
+            uncorrectable_rows=uncorrectable,
+            pending=None if pending is None else bool(pending),
+            failure_occurred=None if failed is None else bool(failed),
+            **dict(zip(_BANKS, answers.several(_BANKS, "RowRemapperHistogram"), strict=True)),
         )
     single = answers.take("retired_pages", "RetiredPages.0")
     double = answers.take("retired_pages", "RetiredPages.1")
@@ -292,34 +386,39 @@ def _memory(answers: Answers) -> dict[str, Any]:
             double_bit=double,
             pending=answers.flag("retired_pages", "RetiredPagesPendingStatus"),
         )
-    sram = answers.take("sram_ecc", "SramEccErrorStatus")
+    sram = answers.inner("sram_ecc", "SramEccErrorStatus")
     if sram is not None:
+        exceeded = sram.known("bThresholdExceeded")
         out["sram_ecc"] = SramEcc(
-            threshold_exceeded=bool(sram["bThresholdExceeded"]),
-            **{field: sram[member] for field, member in _SRAM.items()},
+            threshold_exceeded=None if exceeded is None else bool(exceeded),
+            **{field: sram.known(member) for field, member in _SRAM.items()},
         )
     return out
 
 
 def _links(answers: Answers) -> dict[str, Any]:
     """None when the GPU has no NVLink. Field 165 also tells sleep; nvmlDeviceGetNvLinkState not."""
-    states = answers.take("nvlinks", "states", "NvLinkState")
-    if states is None:
+    states = answers.values.get("states")
+    if not isinstance(states, list):
+        answers.take("nvlinks", "NvLinkState")
         return {"nvlinks": None}
     links = []
     for link, state in enumerate(states):
         better = answers.known(f"field.165.{link}")
-        remote = answers.known(f"NvLinkRemotePciInfo.{link}")
-        links.append(
-            NvLink(
-                link=link,
-                state=state if better is None else better,
-                version=answers.known(f"NvLinkVersion.{link}"),
-                speed_mbps=answers.known(f"field.164.{link}"),
-                remote_pci=None if remote is None else normalize_pci_address(remote),
-                remote_type=answers.known(f"NvLinkRemoteDeviceType.{link}"),
-            )
+        remote = answers.known_text(f"NvLinkRemotePciInfo.{link}")
+        found = NvLink(
+            link=link,
+            state=_number(state) if better is None else better,
+            version=answers.known(f"NvLinkVersion.{link}"),
+            speed_mbps=answers.known(f"field.164.{link}"),
+            remote_pci=None if remote is None else normalize_pci_address(remote),
+            remote_type=answers.known(f"NvLinkRemoteDeviceType.{link}"),
         )
+        if found.state is None and _is_code(state):
+            answers.miss(state[0], "nvlinks")
+        links.append(found)
+    if links and all(link.speed_mbps is None for link in links):
+        answers.take("nvlinks", "field.164.0")
     return {"nvlinks": tuple(links)}
 
 
@@ -328,13 +427,19 @@ def _processes(answers: Answers) -> dict[str, Any]:
     found: dict[int, GpuProcess] = {}
     known = False
     for kind in ("Compute", "Graphics"):
-        listed = answers.take("processes", f"{kind}RunningProcesses")
+        listed = answers.items("processes", f"{kind}RunningProcesses")
         known = known or listed is not None
-        for pid, used in listed or ():
-            memory = None if used == _NOT_AVAILABLE else used
-            process = GpuProcess(pid=pid, kind=kind.lower(), used_memory_bytes=memory)
+        for entry in listed or ():
+            pid, used = map(_number, entry) if _is_pair(entry) else (None, None)
+            if pid is None:
+                continue
+            process = GpuProcess(pid=pid, kind=kind.lower(), used_memory_bytes=used)
             found.setdefault(pid, process)
     return {"processes": tuple(found.values()) if known else None}
+
+
+def _is_pair(entry: object) -> TypeGuard[list[Any]]:
+    return isinstance(entry, list) and len(entry) == 2
 
 
 _GROUPS = {
@@ -353,20 +458,21 @@ def reading_of(answers: Answers, group: Group, links: int) -> tuple[GpuReading, 
         keys = [f"field.{first + number}" for first in (269, 251)]
         fields[field] = answers.take(field, *keys)
         if group.slow is None and not any(key in group.values for key in keys):
-            answers.miss(field, NOT_SUPPORTED)
-    rates = answers.take("utilization_gpu_percent", "UtilizationRates")
-    if rates is not None:
-        fields["utilization_gpu_percent"], fields["utilization_memory_percent"] = rates
-    memory = answers.take("memory_used_bytes", "MemoryInfo")
-    static: dict[str, Any] = {}
-    if memory is not None:
-        static = {"memory_total_bytes": memory[0], "memory_reserved_bytes": memory[2]}
-        fields["memory_used_bytes"] = memory[1]
+            answers.miss(NOT_SUPPORTED, field)
+    rates = ("utilization_gpu_percent", "utilization_memory_percent")
+    fields |= zip(rates, answers.several(rates, "UtilizationRates"), strict=True)
+    sizes = ("memory_total_bytes", "memory_used_bytes", "memory_reserved_bytes")
+    static: dict[str, Any] = dict(zip(sizes, answers.several(sizes, "MemoryInfo"), strict=True))
+    fields["memory_used_bytes"] = static.pop("memory_used_bytes")
+    if fields["memory_used_bytes"] is not None and static["memory_reserved_bytes"] is None:
+        answers.miss(FUNCTION_NOT_FOUND, "memory_reserved_bytes")  # the call's second version
     if links:
         fields |= answers.table(_TRAFFIC)
         fields["nvlink_errors"] = _link_errors(answers, links)
         if fields["nvlink_errors"] is None and group.slow is None:
-            answers.miss("nvlink_errors", NOT_SUPPORTED)
+            answers.take("nvlink_errors", "NvLinkErrorCounter.0.0", "field.219.0", "field.161.0")
+    else:
+        answers.miss(NOT_SUPPORTED, "nvlink_errors", *_TRAFFIC)  # as the link states say
     return GpuReading(at_ns=group.at_ns, **fields), static
 
 

@@ -6,8 +6,8 @@ from probes.gap import GapReason
 from probes.snapshot.gpu import GpuState
 
 NOT_SUPPORTED = 3
-NO_PERMISSION = 4
 LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 UNKNOWN = 999
