@@ -101,10 +101,21 @@ def gpu_finding(
         job_impact=impact,
         component=node.gpu_component(gpu),
         summary=f"{called(gpu)} {summary}",
-        evidence=tuple(evidence),
+        evidence=(*evidence, *_how_named(node, gpu)),
         explains=explains,
         remedy=remedy,
     )
+
+
+def _how_named(node: Node, gpu: Gpu) -> Iterable[Evidence]:
+    """How the address of a GPU is known for which NVML has an index only."""
+    if gpu.pci is not None and node.is_named_by_bus(gpu):
+        yield Evidence(
+            source="sysfs",
+            locator="/sys/bus/pci/devices",
+            observed=f"{gpu.pci} is the only GPU that NVML does not name",
+            recheck="lspci -D -d 10de:; nvidia-smi --query-gpu=index,pci.bus_id --format=csv",
+        )
 
 
 def not_for_vgpu(gpu: Gpu) -> str | None:

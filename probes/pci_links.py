@@ -363,7 +363,7 @@ def sysfs(
         unit=unit,
         expected=Expectation(value=expected[0], basis=expected[1]) if expected else None,
         quote=quote,
-        recheck=f"cat {path}",
+        recheck=f"{'readlink' if name == 'driver' else 'cat'} {path}",
     )
 
 

@@ -6,6 +6,7 @@ component is a victim unless it is a culprit itself.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -20,13 +21,17 @@ from probes.finding import (
 )
 from probes.gap import Gap, GapReason, fold_gaps
 from probes.result import Outcome, ProbeResult, RuledOut, Verdict
-from probes.snapshot.gpu import GpuState
-from probes.view import Node
+from probes.view import Node, is_busy, last_reading
 
 SUMMARY_LIMIT = 300
 NO_GPU = "no NVIDIA GPU here; host judged only"
 _RULED_OUT_LIMIT = 8
 _EVIDENCE_LIMIT = 12
+# A summary that already tells how many GPUs answer.
+_COUNTS_GPUS = re.compile(r"\bGPUs? answers?\b")
+# Families of rules by how much their lines look like a fault to a reader; the rest comes after.
+_TEMPTING = ("xid", "sxid", "gpu", "kernel", "memory", "clocks", "power", "nvlink", "fabric",
+             "pcie", "thermal", "nic", "process")  # fmt: skip
 # Nobody is to blame for these.
 _BLAMELESS = (FaultClass.LOAD, FaultClass.NO_FAULT)
 
@@ -122,6 +127,8 @@ def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
     one, two = cause.component, effect.component
     if "host" in (one.type, two.type) or _key(one) == _key(two):
         return True
+    if _is_nameless_gpu(two):  # one of those that the bus has and NVML does not name
+        return any(device.address == one.pci for device in node.unlisted_gpus)
     if one.pci and two.pci:
         return any(device.address == one.pci for device in node.pci_chain(two.pci)) or (
             one.pci == two.pci
@@ -129,6 +136,10 @@ def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
     return bool(one.gpu_uuid and one.gpu_uuid == two.gpu_uuid) or bool(
         one.device and one.device == two.device
     )
+
+
+def _is_nameless_gpu(component: Component) -> bool:
+    return component.type == "gpu" and not component.pci and not component.gpu_uuid
 
 
 def _key(component: Component) -> tuple[object, ...]:
@@ -162,16 +173,22 @@ def _accuse(
     victims = {
         _key(finding.component): finding.component
         for finding in cause.symptoms
-        if finding.component.type != "host" and _key(finding.component) not in all_culprits
+        if finding.component.type != "host"
+        and _key(finding.component) not in all_culprits
+        and not _is_nameless_gpu(finding.component)  # then it is the culprit itself
     }
+    effects: dict[str, list[str]] = {}
+    for effect in cause.symptoms:
+        if not _is_nameless_gpu(effect.component):  # which one it is can't be told
+            effects.setdefault(effect.id, []).append(effect.component.label())
     ruled_out = [
         RuledOut(
-            what=f"{effect.id} on {effect.component.label()} as a fault of its own",
-            why=f"{worst.id} causes it",
+            what=f"{id} on {_several(parts)} as a fault of its own", why=f"{worst.id} causes it"
         )
-        for effect in cause.symptoms
+        for id, parts in effects.items()
     ]
-    tail = [_more(cause), _others(node, causes) if first else ""]
+    others = _others(node, causes) if first and not _COUNTS_GPUS.search(worst.summary) else ""
+    tail = [_more(cause), others]
     if first and len(causes) > 1:
         tail.append("also " + ", ".join(other.worst.id for other in causes[1:]))
     remedy = worst.remedy
@@ -183,7 +200,7 @@ def _accuse(
         summary=_joined(worst.summary, *tail),
         confidence=worst.confidence,
         evidence=tuple(evidence[:_EVIDENCE_LIMIT]),
-        ruled_out=tuple((ruled_out + _tempting(node, results))[:_RULED_OUT_LIMIT])
+        ruled_out=tuple((ruled_out + _tempting(node, results, _culprits(cause)))[:_RULED_OUT_LIMIT])
         if first
         else tuple(ruled_out[:_RULED_OUT_LIMIT]),
         victims=tuple(victims.values()),
@@ -209,11 +226,14 @@ def _others(node: Node, causes: tuple[Cause, ...]) -> str:
         for cause in causes
         for finding in (*cause.findings, *cause.symptoms)
         for name in (finding.component.pci, finding.component.gpu_uuid)
+        if name
     }
-    if not any(gpu.pci in spoken or gpu.uuid in spoken for gpu in node.gpus):
-        return ""
-    rest = [gpu for gpu in node.gpus if gpu.pci not in spoken and gpu.uuid not in spoken]
-    answer = sum(gpu.state is GpuState.OK for gpu in rest)
+    rest = [gpu for gpu in node.live_gpus if not {gpu.pci, gpu.uuid} & spoken]
+    if len(rest) == len(node.live_gpus) and not any(
+        finding.component.type == "gpu" for cause in causes for finding in cause.findings
+    ):
+        return ""  # nothing is said of GPUs
+    answer = len(rest)
     if not answer:
         return ""
     return f"the other {answer} of {len(node.gpus)} GPUs {'answer' if answer > 1 else 'answers'}"
@@ -228,10 +248,16 @@ def _joined(*parts: str) -> str:
     return text if len(text) <= SUMMARY_LIMIT else text[: SUMMARY_LIMIT - 1].rstrip() + "…"
 
 
-def _tempting(node: Node, results: tuple[ProbeResult, ...]) -> list[RuledOut]:
-    """Alarms that were looked into and not raised: the notes of parts that were judged."""
+def _tempting(
+    node: Node, results: tuple[ProbeResult, ...], accused: tuple[Component, ...] = ()
+) -> list[RuledOut]:
+    """Alarms that were looked into and not raised: the notes of parts that were judged.
+
+    The most tempting come first: of the accused part, then lines that look like a GPU's fault.
+    """
     parts = _labels(node)
-    out: list[RuledOut] = []
+    labels = {component.label() for component in accused}
+    out: list[tuple[bool, int, RuledOut]] = []
     for result in results:
         if result.outcome is Outcome.NOTAPPLICABLE:
             continue
@@ -241,9 +267,20 @@ def _tempting(node: Node, results: tuple[ProbeResult, ...]) -> list[RuledOut]:
             if found and part.partition(" link ")[0] in parts:
                 by_note.setdefault(why, []).append(part)
         for why, members in by_note.items():
-            more = f" and {len(members) - 1} more" if len(members) > 1 else ""
-            out.append(RuledOut(what=f"{result.id} on {members[0]}{more}", why=why))
-    return out
+            line, colon, rest = why.partition(": ")
+            named = bool(colon) and line.startswith(("Xid ", "SXid "))
+            ruled_out = RuledOut(
+                what=f"{line if named else result.id} on {_several(members)}",
+                why=rest if named else why,
+            )
+            family = result.id.partition(".")[0]
+            at = _TEMPTING.index(family) if family in _TEMPTING else len(_TEMPTING)
+            out.append((labels.isdisjoint(members), at, ruled_out))
+    return [ruled_out for _, _, ruled_out in sorted(out, key=lambda item: item[:2])]
+
+
+def _several(parts: list[str]) -> str:
+    return parts[0] + (f" and {len(parts) - 1} more" if len(parts) > 1 else "")
 
 
 def _labels(node: Node) -> set[str]:
@@ -318,6 +355,7 @@ def _gap_evidence(gap: Gap) -> Evidence:
 
 def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
     blind = _unjudged(results)
+    at_rest = _at_rest(node)
     return Verdict(
         kind="node",
         fault_class=FaultClass.NO_FAULT,
@@ -326,12 +364,30 @@ def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
         summary=_joined(
             f"Nothing wrong found: {_judged(node, results)}",
             f"{_count(len(blind), 'rule')} could not judge" if blind else "",
+            at_rest,
         ),
-        confidence=Confidence.LIKELY if blind else Confidence.PROVEN,
+        confidence=Confidence.LIKELY if blind or at_rest else Confidence.PROVEN,
         evidence=tuple(_fit_evidence(node)),
         ruled_out=tuple(_tempting(node, results)[:_RULED_OUT_LIMIT]),
         victims=(),
-        next_step="",
+        next_step="To judge clocks, power and PCIe speed, check again under load, while each GPU "
+        "computes and copies for some seconds."
+        if at_rest
+        else "",
+    )
+
+
+def _at_rest(node: Node) -> str:
+    """What idle GPUs leave open; empty when one of them works."""
+    newest = [last_reading(gpu) for gpu in node.live_gpus]
+    if not newest or any(is_busy(reading) is not False for reading in newest):
+        return ""
+    pstates = {reading.pstate for reading in newest if reading is not None}
+    (pstate,) = pstates if len(pstates) == 1 else (None,)
+    shown = f" (P{pstate})" if pstate is not None else ""
+    return (
+        f"{'all ' if len(newest) > 1 else ''}{_count(len(newest), 'GPU')} idle{shown}: "
+        "clocks and link speed can't be judged at rest"
     )
 
 
@@ -351,7 +407,7 @@ def _judged(node: Node, results: tuple[ProbeResult, ...]) -> str:
     ports = len(snapshot.nics.ports) if snapshot.nics else 0
     parts += [_count(ports, "network port")] if ports else []
     if snapshot.kernel is not None:
-        parts.append(f"{snapshot.kernel.lines_read} kernel log lines")
+        parts.append(_count(snapshot.kernel.lines_read, "kernel log line"))
     passed = sum(result.outcome is Outcome.PASS for result in results)
     text = f"{_count(passed, 'rule')} passed" + (f" on {', '.join(parts)}" if parts else "")
     if _without_gpu(node):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from probes.finding import Component
 from probes.snapshot.gpu import Gpu, GpuReading, GpuState, NvLink
 from probes.snapshot.node import NodeSnapshot
@@ -18,6 +20,9 @@ ReadingT = TypeVar("ReadingT")
 # nvmlClocksEventReasons (nvml.h)
 REASON_GPU_IDLE = 0x1
 REASON_SW_POWER_CAP = 0x4
+
+# These GPUs are in NVML's count and none of this caller's business.
+_HIDDEN_STATES = (GpuState.NO_PERMISSION,)
 
 LAST_RUN_MAX_NS = 24 * 3600 * 10**9
 
@@ -80,8 +85,51 @@ class Node:
 
     @cached_property
     def gpus(self) -> tuple[Gpu, ...]:
-        """Every GPU that NVML lists, also those that no longer answer."""
-        return self.snapshot.nvml.gpus if self.snapshot.nvml else ()
+        """Every GPU that NVML lists, also those that no longer answer.
+
+        NVML gives no more than an index for a GPU that it has no handle for. Where it is the only
+        such one, and all but one of the GPUs on the bus are accounted for, it is that one.
+        """
+        listed = self.snapshot.nvml.gpus if self.snapshot.nvml else ()
+        nameless = [gpu for gpu in listed if gpu.pci is None]
+        unlisted = self.unlisted_gpus
+        if len(nameless) != 1 or len(unlisted) != 1 or nameless[0].state in _HIDDEN_STATES:
+            return listed
+        address = unlisted[0].address
+        named = replace(
+            nameless[0], pci=address, uuid=nameless[0].uuid or self.uuid_in_log.get(address)
+        )
+        return tuple(named if gpu is nameless[0] else gpu for gpu in listed)
+
+    def is_named_by_bus(self, gpu: Gpu) -> bool:
+        """Whether NVML did not give the GPU's address, and the bus did."""
+        nvml = self.snapshot.nvml
+        return nvml is not None and gpu.pci not in {listed.pci for listed in nvml.gpus}
+
+    @cached_property
+    def unlisted_gpus(self) -> tuple[PciDevice, ...]:
+        """GPUs on the bus that have the nvidia driver and whose address NVML does not name.
+
+        Empty where NVML can't be expected to name all: in a container, or when it failed.
+        """
+        nvml = self.snapshot.nvml
+        if nvml is None or nvml.init_error is not None or self.snapshot.container is not None:
+            return ()
+        listed = {gpu.pci for gpu in nvml.gpus}
+        return tuple(
+            device
+            for device in self.pci_by_address.values()
+            if device.is_nvidia_gpu
+            and not device.is_virtual_function
+            and device.driver == "nvidia"
+            and device.address not in listed
+        )
+
+    @cached_property
+    def uuid_in_log(self) -> dict[str, str]:
+        """UUIDs by address, as the driver's own lines in the kernel log give them."""
+        events = self.snapshot.kernel.events if self.snapshot.kernel else ()
+        return {event.pci: event.gpu_uuid for event in events if event.pci and event.gpu_uuid}
 
     @cached_property
     def live_gpus(self) -> tuple[Gpu, ...]:
@@ -142,7 +190,8 @@ class Node:
             for gpu in self.gpus:
                 if gpu.pci == device.address:
                     return self.gpu_component(gpu)
-            return Component(type="gpu", host=self.host, pci=device.address)
+            uuid = self.uuid_in_log.get(device.address)
+            return Component(type="gpu", host=self.host, pci=device.address, gpu_uuid=uuid)
         if device.is_nic:
             return Component(type="nic", host=self.host, pci=device.address)
         return Component(type="link", host=self.host, pci=device.address)

@@ -100,10 +100,12 @@ def _say(node: Node) -> Sayings:
 
 
 def name(line: Line) -> str:
-    """``Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS (GPU has fallen off the bus)``."""
+    """``Xid 119 GSP_RPC_TIMEOUT (the GPU's firmware processor does not answer)``."""
     if not line.code:
         return "GPU has fallen off the bus (NVRM line without an Xid)"
     own = f" {line.entry.name}" if line.entry.name else ""
+    if own.replace("_", " ").strip().lower() == line.entry.meaning.lower():
+        own = ""
     return f"Xid {line.code}{own} ({line.entry.meaning})"
 
 

@@ -40,15 +40,38 @@ from probes.registry import Clear, Limit, Limits, Statement, Statements, probe
 from probes.snapshot.gpu import Gpu
 from probes.view import Node, last_reading
 
+_Hit = tuple[Gpu, Activity, Held, Reason]
+_CHASSIS = Limit(
+    50.0,
+    "% of the node's GPUs",
+    "laggard: what half the GPUs suffer at once comes from what they share (NVIDIA/NVSentinel#1668 "
+    "saw power brakes fleet-wide)",
+)
 _COOL = Remedy(
     action=Action.DRAIN,
     text="Move the job off. Check fan, heat sink and airflow of this slot and the inlet air; "
     "compare its temperature with its neighbours' at equal power.",
     disruptive=True,
 )
+_AIR = Remedy(
+    action=Action.DRAIN,
+    text="Move the job off. Check the inlet air, the chassis fans and blanking panels, or the "
+    "coolant loop; compare with the nodes next to it.",
+    disruptive=True,
+)
+_FEED = Remedy(
+    action=Action.DRAIN,
+    text="Read the power supplies' state and the baseboard controller's log; check feeds and any "
+    "rack or chassis power limit.",
+    disruptive=True,
+)
 
 
-@probe("clocks.hw-thermal-slowdown", needs=("nvml",), limits={"duty_percent": DUTY})
+@probe(
+    "clocks.hw-thermal-slowdown",
+    needs=("nvml",),
+    limits={"duty_percent": DUTY, "chassis_percent": _CHASSIS},
+)
 def hw_thermal(node: Node, limits: Limits) -> Statements:
     """Hardware thermal slowdown: the GPU or its memory is too hot and its clock is cut.
 
@@ -61,8 +84,10 @@ def hw_thermal(node: Node, limits: Limits) -> Statements:
     Sure (proven) when the counter moved; likely when only the readings' bits show it, or when it
     happened since the last run; possible when a single reading shows it.
 
-    Do: move the job off, check fan, heat sink and airflow of that slot. If all GPUs are slowed at
-    once, look at the inlet air and the chassis fans first.
+    Half the node's GPUs at once are no eight bad coolers: then the host is named.
+
+    Do: move the job off, check fan, heat sink and airflow of that slot; for the host the inlet air
+    and the chassis fans, or the coolant loop.
     """
     yield from _slowed(
         node,
@@ -75,7 +100,11 @@ def hw_thermal(node: Node, limits: Limits) -> Statements:
     )
 
 
-@probe("clocks.sw-thermal-slowdown", needs=("nvml",), limits={"duty_percent": DUTY})
+@probe(
+    "clocks.sw-thermal-slowdown",
+    needs=("nvml",),
+    limits={"duty_percent": DUTY, "chassis_percent": _CHASSIS},
+)
 def sw_thermal(node: Node, limits: Limits) -> Statements:
     """Software thermal slowdown: the driver lowers the clock to stay below the part's limit.
 
@@ -87,6 +116,8 @@ def sw_thermal(node: Node, limits: Limits) -> Statements:
     Drivers before 575 time both kinds of thermal slowdown in one counter. When that one moved and
     no reading shows which kind it was, it is reported here.
 
+    On half the node's GPUs at once it is the node's cooling: then the host is named.
+
     Do: check airflow and inlet air, compare with the neighbours at equal power.
     """
     yield from _slowed(node, limits, SW_THERMAL, "thermal.near-limit", "thermal.peer-outlier")
@@ -95,15 +126,7 @@ def sw_thermal(node: Node, limits: Limits) -> Statements:
 @probe(
     "clocks.hw-power-brake",
     needs=("nvml",),
-    limits={
-        "duty_percent": DUTY,
-        "chassis_percent": Limit(
-            50.0,
-            "% of the node's GPUs",
-            "the brake is a board pin that the chassis drives; half the GPUs at once is no "
-            "coincidence (NVIDIA/NVSentinel#1668 saw it fleet-wide)",
-        ),
-    },
+    limits={"duty_percent": DUTY, "chassis_percent": _CHASSIS},
 )
 def power_brake(node: Node, limits: Limits) -> Statements:
     """Power brake: the chassis tells the GPU to cut its clock.
@@ -119,7 +142,7 @@ def power_brake(node: Node, limits: Limits) -> Statements:
     Do: read the power supplies' state and the baseboard controller's log, check the feeds and
     the power cable of that slot; look for a rack power limit.
     """
-    hit: list[tuple[Gpu, Activity, Held]] = []
+    hit: list[_Hit] = []
     judged = 0
     for item in each_gpu(node, POWER_BRAKE):
         if not isinstance(item, tuple):
@@ -130,13 +153,19 @@ def power_brake(node: Node, limits: Limits) -> Statements:
         if (how := held(acts, limits["duty_percent"])) is None:
             yield clear(node, gpu, acts, POWER_BRAKE)
         else:
-            hit.append((gpu, acts, how))
-    if len(hit) >= 2 and 100 * len(hit) >= limits["chassis_percent"] * judged:
-        yield _chassis_brake(node, hit, judged)
-        for gpu, _, _ in hit:
-            yield Clear(node.gpu_component(gpu), "power brake comes from the chassis")
+            hit.append((gpu, acts, how, POWER_BRAKE))
+    if _is_shared(hit, judged, limits):
+        yield from _by_chassis(
+            node,
+            POWER_BRAKE,
+            hit,
+            judged,
+            what="chassis power",
+            remedy=_FEED,
+            explains=("clocks.hw-slowdown",),
+        )
         return
-    for gpu, acts, how in hit:
+    for gpu, acts, how, _ in hit:
         yield held_finding(
             node,
             gpu,
@@ -154,35 +183,44 @@ def power_brake(node: Node, limits: Limits) -> Statements:
         )
 
 
-def _chassis_brake(node: Node, hit: list[tuple[Gpu, Activity, Held]], judged: int) -> Finding:
-    gpu, _, how = max(hit, key=lambda item: item[1].percent or 0.0)
+def _is_shared(hit: list[_Hit], judged: int, limits: Limits) -> bool:
+    return len(hit) >= 2 and 100 * len(hit) >= limits["chassis_percent"] * judged
+
+
+def _by_chassis(
+    node: Node,
+    reason: Reason,
+    hit: list[_Hit],
+    judged: int,
+    *,
+    what: str,
+    remedy: Remedy,
+    explains: tuple[str, ...],
+) -> Iterator[Statement]:
+    """One finding on the host for what its GPUs suffer together."""
+    gpu, acts, how, name = max(hit, key=lambda item: item[1].percent or 0.0)
     clocks = clocks_of(node, gpu)
-    sm_mhz = sm_while(gpu, POWER_BRAKE, clocks)
-    return Finding(
-        id="clocks.hw-power-brake",
+    most = "up to " if acts.percent is not None else ""
+    yield Finding(
+        id=reason.probe_id,
         severity=Severity.WARNING,
-        confidence=min((h.confidence for _, _, h in hit), key=lambda c: c.rank),
+        confidence=min((h.confidence for _, _, h, _ in hit), key=lambda c: c.rank),
         fault_class=FaultClass.HARDWARE,
         job_impact=JobImpact.SLOWS,
         component=node.host_component(),
-        summary=f"{len(hit)} of {judged} GPUs under power brake at once (up to {how.text})"
-        f"{cost(sm_mhz, clocks)}: chassis power, not the GPUs",
+        summary=f"{len(hit)} of {judged} GPUs under {name.name} at once ({most}{how.text})"
+        f"{cost(sm_while(gpu, name, clocks), clocks)}: {what}, not the GPUs",
         evidence=tuple(
             shown(
-                f"{POWER_BRAKE.field or POWER_BRAKE.name} of {gpu.key}",
-                how.text,
-                smi(gpu, "-q -d PERFORMANCE"),
+                f"{name.field or name.name} of {gpu.key}", how.text, smi(gpu, "-q -d PERFORMANCE")
             )
-            for gpu, _, how in hit
+            for gpu, _, how, name in hit
         ),
-        explains=("clocks.hw-slowdown",),
-        remedy=Remedy(
-            action=Action.DRAIN,
-            text="Read the power supplies' state and the baseboard controller's log; check feeds "
-            "and any rack or chassis power limit.",
-            disruptive=True,
-        ),
+        explains=explains,
+        remedy=remedy,
     )
+    for gpu, *_ in hit:
+        yield Clear(node.gpu_component(gpu), f"slowed with the others: {what}")
 
 
 @probe(
@@ -255,19 +293,29 @@ def hw_slowdown(node: Node, limits: Limits) -> Statements:
 
 
 def _slowed(node: Node, limits: Limits, reason: Reason, *explains: str) -> Iterator[Statement]:
+    hit: list[_Hit] = []
+    judged = 0
     for item in each_gpu(node, reason):
         if not isinstance(item, tuple):
             yield item
             continue
+        judged += 1
         gpu, acts, _ = item
         timed, name = _shared_timer(node, gpu, reason, acts)
         how = held(timed, limits["duty_percent"])
         if how is None:
             yield clear(node, gpu, timed, reason)
         else:
-            yield held_finding(
-                node, gpu, name, timed, how, more=_heat(gpu), explains=explains, remedy=_COOL
-            )
+            hit.append((gpu, timed, how, name))
+    if _is_shared(hit, judged, limits):
+        yield from _by_chassis(
+            node, reason, hit, judged, what="the node's cooling", remedy=_AIR, explains=explains
+        )
+        return
+    for gpu, timed, how, name in hit:
+        yield held_finding(
+            node, gpu, name, timed, how, more=_heat(gpu), explains=explains, remedy=_COOL
+        )
 
 
 def _shared_timer(node: Node, gpu: Gpu, reason: Reason, acts: Activity) -> tuple[Activity, Reason]:

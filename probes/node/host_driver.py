@@ -78,7 +78,7 @@ def driver_version_mismatch(node: Node) -> Statements:
                 path,
                 version,
                 f"readlink -f {path.rsplit('/', 1)[0]}/libnvidia-ml.so.1",
-                expected=(module, Basis.VENDOR_LIMIT) if module else None,
+                expected=(module, Basis.VENDOR_LIMIT) if module and module != version else None,
                 source="file",
             )
             for path, version in zip(driver.library_paths, libraries, strict=False)
@@ -102,10 +102,15 @@ def driver_version_mismatch(node: Node) -> Statements:
         fault_class=FaultClass.CONFIGURATION,
         job_impact=JobImpact.NONE,
         component=host,
-        summary=f"kernel module is {module or 'of another version'}, library on disk is "
-        f"{library or 'of another version'}: new processes can't use the GPUs",
+        summary=f"kernel module is {module or 'of another version'}, "
+        + (
+            "NVML says its library is of another version (the one on disk is of the same)"
+            if module in libraries
+            else f"library on disk is {library or 'of another version'}"
+        )
+        + ": new processes can't use the GPUs",
         evidence=tuple(proofs),
-        explains=("nvml.init-failed", "host.fabric-manager"),
+        explains=("nvml.init-failed", "kernel.nvrm", "host.fabric-manager"),
         remedy=Remedy(
             action=Action.REBOOT,
             text="Drain the node, then reboot it, or unload all nvidia modules and load them "
@@ -176,7 +181,7 @@ def device_access(node: Node) -> Statements:
                 f"test -r {entry.path} -a -w {entry.path}; echo $?; ls -l {entry.path}",
                 source="access(2)",
             )
-            for entry in refused
+            for entry in sorted(refused, key=lambda entry: entry is not main)
         ),
         explains=("nvml.init-failed",),
         remedy=Remedy(

@@ -308,7 +308,10 @@ def _judge_nvrm(node: Node, pci: str | None, what: str, lines: list[KernelEvent]
         severity=severity,
         confidence=Confidence.LIKELY,
         fault_class=fault_class,
-        job_impact=JobImpact.BREAKS if severity is Severity.CRITICAL else JobImpact.NONE,
+        # a library that does not fit stops new processes only
+        job_impact=JobImpact.BREAKS
+        if severity is Severity.CRITICAL and what != "api-mismatch"
+        else JobImpact.NONE,
         component=component,
         summary=f"{subject}: {words}{times(count, lines[0])}"[:200],
         evidence=tuple(evidence(node, event) for event in lines[-_MAX_LINES:]),

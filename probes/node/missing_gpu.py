@@ -53,7 +53,7 @@ def missing(node: Node) -> Statements:
 
 def _unlisted(node: Node) -> Iterator[Statement]:
     nvml = node.snapshot.nvml
-    listed = {gpu.pci for gpu in node.gpus}
+    listed = {gpu.pci for gpu in node.gpus}  # also where the bus tells the address
     bound = [device for device in pci_gpus(node) if device.driver == "nvidia"]
     for gpu in node.gpus:
         if gpu.pci is not None and gpu.pci not in node.pci_by_address:
@@ -85,8 +85,9 @@ def _unlisted(node: Node) -> Iterator[Statement]:
 
 def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: int) -> Finding:
     listed = sum(gpu.pci is not None for gpu in node.gpus)
-    said = failed[0].state_detail or failed[0].state.value if len(failed) == 1 else None
-    why = f"; NVML has one without an address: {said}" if said else ""
+    answers = sorted({gpu.state_detail or gpu.state.value for gpu in failed})
+    said = ", ".join(answers) or None
+    why = f"; NVML has {len(failed)} without an address: {said}" if said else ""
     return Finding(
         id=missing.id,
         severity=Severity.CRITICAL,
@@ -110,9 +111,8 @@ def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: in
         explains=("gpu.lost", "gpu.not-usable", "manifest.gpu-count"),
         remedy=Remedy(
             action=Action.DRAIN,
-            text=f"journalctl -k | grep -i -e NVRM -e {device.address} says why the driver could "
-            "not bring it up. Drain the node, reset the GPU or power-cycle; replace it when it "
-            "stays away.",
+            text=f"Drain the node; `journalctl -k | grep -i -e NVRM -e {device.address}` says why "
+            "the driver does not have it. Reset the GPU or power-cycle; replace it when it stays away.",
             disruptive=True,
         ),
     )

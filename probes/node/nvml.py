@@ -129,7 +129,7 @@ def _init(node: Node, nvml: NvmlSection) -> Statement:
                 disruptive=True,
             ),
         )
-    if code == _NO_PERMISSION:
+    if code == _NO_PERMISSION or (code == _UNKNOWN and _is_refused(node)):
         return _failed(
             node,
             nvml,
@@ -189,6 +189,15 @@ def _init(node: Node, nvml: NvmlSection) -> Statement:
             text="Read the NVRM lines in the kernel log; drain and reboot if they tell nothing.",
             disruptive=True,
         ),
+    )
+
+
+def _is_refused(node: Node) -> bool:
+    """Whether the kernel refuses this process the control device: NVML then says "unknown"."""
+    driver = node.snapshot.host_facts.driver if node.snapshot.host_facts else None
+    return driver is not None and any(
+        device.path == "/dev/nvidiactl" and device.access_error in ("EPERM", "EACCES")
+        for device in driver.devices or ()
     )
 
 

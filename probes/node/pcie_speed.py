@@ -16,7 +16,7 @@ from probes.finding import (
     Severity,
 )
 from probes.gap import GapReason
-from probes.gpu_facts import shown, smi
+from probes.gpu_facts import shown
 from probes.pci_links import gpu_at, is_at_work, nvml_speeds, speed_of, speed_words, sysfs
 from probes.pci_places import (
     Expected,
@@ -109,7 +109,11 @@ def _at_rest(node: Node, place: Place, speed: float, limit: float) -> Statement 
         work = is_at_work(place.gpu)
         if work is None:
             return Unread("nvml", "utilization_gpu_percent", place.gpu.key)
-        return None if work else Clear(place.component, _idle(place, change))
+        return (
+            None
+            if work
+            else Clear(place.component, f"idle-shrunk to {change}: re-measure under load")
+        )
     if place.link is None:
         return None
     gpus = [device.address for device in place.link.behind if device.is_nvidia_gpu]
@@ -122,12 +126,6 @@ def _at_rest(node: Node, place: Place, speed: float, limit: float) -> Statement 
     if None in works:
         return Unread("nvml", "utilization_gpu_percent", gpus[works.index(None)])
     return Clear(place.component, f"{change}, no GPU behind it is busy: re-measure under load")
-
-
-def _idle(place: Place, change: str) -> str:
-    arguments = "--query-gpu=pcie.link.gen.current,utilization.gpu --format=csv"
-    command = smi(place.gpu, arguments) if place.gpu else ""
-    return f"idle-shrunk to {change}: re-measure under load ({command})"
 
 
 def _finding(node: Node, place: Place, speed: float, expected: Expected) -> Finding:

@@ -61,7 +61,7 @@ def test_an_upgrade_without_reboot_said_by_nvml() -> None:
         FaultClass.CONFIGURATION,
         JobImpact.NONE,
     )
-    assert found.explains == ("nvml.init-failed", FABRIC)
+    assert found.explains == ("nvml.init-failed", "kernel.nvrm", FABRIC)
     assert found.remedy is not None and found.remedy.action is Action.REBOOT
     assert [proof.locator for proof in found.evidence] == [
         "nvmlInit_v2",

@@ -107,14 +107,18 @@ def test_nvml_leaves_a_gpu_out() -> None:
 
 
 def test_the_bus_names_the_gpu_that_nvml_cannot() -> None:
-    lost = Gpu(index=3, state=GpuState.LOST, state_detail="NVML_ERROR_GPU_IS_LOST")
-    node = snapshot(on_bus(*FOUR), (*listed(*FOUR[:3]), lost))
-    (finding,) = judge(missing, node)[1]
+    """One by elimination, then its state is another rule's; of two it can't be told which."""
+    lost = [
+        Gpu(index=at, state=GpuState.LOST, state_detail="NVML_ERROR_GPU_IS_LOST") for at in (2, 3)
+    ]
+    assert summaries(missing, snapshot(on_bus(*FOUR), (*listed(*FOUR[:3]), lost[1]))) == []
+    (finding, other) = judge(missing, snapshot(on_bus(*FOUR), (*listed(*FOUR[:2]), *lost)))[1]
     assert finding.summary == (
-        "GPU 0000:c5:00.0 is on the PCI bus with the nvidia driver, "
-        "NVML lists 3 of 4 without it; NVML has one without an address: NVML_ERROR_GPU_IS_LOST"
+        "GPU 0000:85:00.0 is on the PCI bus with the nvidia driver, NVML lists 2 of 4 without it; "
+        "NVML has 2 without an address: NVML_ERROR_GPU_IS_LOST"
     )
     assert finding.confidence is Confidence.PROVEN
+    assert other.component.pci == "0000:c5:00.0"
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", None])

@@ -39,7 +39,7 @@ def test_a_fall_from_the_bus_is_one_critical_finding_with_all_its_lines() -> Non
     (finding,) = found.findings
     assert finding.id == "xid.off-bus"
     assert finding.summary == (
-        "GPU 0000:3b:00.0: Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS (GPU has fallen off the bus) at "
+        "GPU 0000:3b:00.0: Xid 79 (GPU has fallen off the bus) at "
         "402111 s; driver asks for a node reboot (154: 0x2)"
     )
     assert finding.remedy is not None
