@@ -275,11 +275,12 @@ def section_of(group: Group, gaps: Gaps) -> tuple[NvmlSection, bool | None]:
     code = group.code("Init")
     cuda = answers.known("CudaDriverVersion")
     took_ms = group.values.get("init_ms")
+    known_ms = isinstance(took_ms, (int, float)) and 0 <= took_ms < 1e12
     section = NvmlSection(
         init_error=None if code is None else name_of(code),
         init_error_code=code,
         init_detail=None if code is None else f"nvmlInit answered {name_of(code)}",
-        init_ms=float(took_ms) if isinstance(took_ms, (int, float)) else None,
+        init_ms=float(took_ms) if known_ms else None,
         library_path=answers.known_text("library"),
         nvml_version=answers.known_text("NVMLVersion"),
         driver_version=answers.text("driver_version", "DriverVersion"),
