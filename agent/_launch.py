@@ -7,6 +7,7 @@ PYTHONPATH stays reachable, behind us.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -21,10 +22,19 @@ def _pin() -> None:
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    # A run is short and its modules all live to its end: collecting costs, and so does unloading.
+    gc.disable()
     _pin()
     from agent.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # closed by whoever started us
+                stream.flush()
+        except OSError:
+            code = code or 3
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """A finding: one thing wrong (or worth knowing) with one component, and the proof."""
 
-from __future__ import annotations
-
 import enum
 import hashlib
 from typing import Literal

@@ -1,7 +1,5 @@
 """What could not be read, where, why, and how to allow it."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable, Iterable
 
@@ -19,7 +17,7 @@ class GapReason(str, enum.Enum):
     NOT_COLLECTED = "not-collected"  # nobody asked
 
     @classmethod
-    def _missing_(cls, value: object) -> GapReason:
+    def _missing_(cls, value: object) -> "GapReason":
         """A reason that a newer minor version added reads as not-collected."""
         return cls.NOT_COLLECTED
 

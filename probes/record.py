@@ -1,6 +1,8 @@
-"""The base of every record: immutable, keyword-only, unknown values left out of the JSON."""
+"""The base of every record: immutable, keyword-only, unknown values left out of the JSON.
 
-from __future__ import annotations
+Modules of records do without ``from __future__ import annotations``: msgspec would have to compile
+each annotation again at run time, which costs more than all the rest of a record.
+"""
 
 import msgspec
 

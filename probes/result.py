@@ -1,7 +1,5 @@
 """What an evaluation says: outcome per probe, health, verdicts, and the report that holds them."""
 
-from __future__ import annotations
-
 import enum
 from typing import Literal
 
@@ -28,7 +26,7 @@ class Health(str, enum.Enum):
         return _HEALTH_ORDER[self]
 
     @classmethod
-    def of(cls, severity: Severity) -> Health:
+    def of(cls, severity: Severity) -> "Health":
         """The health that a finding of this severity stands for; info leaves a node ok."""
         return {
             Severity.INFO: cls.OK,

@@ -1,7 +1,5 @@
 """Last counters of this node, kept between runs, so that cron sees differences."""
 
-from __future__ import annotations
-
 from probes.record import Record
 
 

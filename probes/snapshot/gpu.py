@@ -4,8 +4,6 @@ Source: nvml.h (CUDA 11.4 to 13.3). Static facts stand on ``Gpu``; what moves st
 ``GpuReading``, of which a live run takes two.
 """
 
-from __future__ import annotations
-
 import enum
 
 from probes.record import Record
@@ -26,7 +24,7 @@ class GpuState(str, enum.Enum):
     UNKNOWN = "unknown"  # any other code
 
     @classmethod
-    def _missing_(cls, value: object) -> GpuState:
+    def _missing_(cls, value: object) -> "GpuState":
         return cls.UNKNOWN
 
 

@@ -4,8 +4,6 @@ Source: proc(5), cgroups(7), Documentation/ABI/testing/sysfs-devices-system-cpu,
 Documentation/accounting/psi.rst, Documentation/admin-guide/{cgroup-v2,pm/cpufreq}.rst.
 """
 
-from __future__ import annotations
-
 from probes.record import Record
 
 

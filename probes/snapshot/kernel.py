@@ -1,7 +1,5 @@
 """Kernel log lines of this boot that bear on GPUs, links, memory and hung tasks."""
 
-from __future__ import annotations
-
 from probes.record import Record
 
 

@@ -1,7 +1,5 @@
 """What the operator expects of this node (an optional TOML file)."""
 
-from __future__ import annotations
-
 from probes.record import Record
 
 

@@ -3,8 +3,6 @@
 Source: Documentation/ABI/stable/sysfs-class-infiniband, Documentation/ABI/testing/sysfs-class-net.
 """
 
-from __future__ import annotations
-
 from probes.record import Record
 
 

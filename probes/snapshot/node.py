@@ -1,7 +1,5 @@
 """One node at one time: what a live run read, or what somebody collected."""
 
-from __future__ import annotations
-
 from probes.gap import Gap
 from probes.record import Record
 from probes.snapshot.baseline import Baseline

@@ -3,8 +3,6 @@
 Source: Documentation/ABI/testing/sysfs-bus-pci, sysfs-bus-pci-devices-aer_stats.
 """
 
-from __future__ import annotations
-
 from probes.record import Record
 
 

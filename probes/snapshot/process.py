@@ -1,7 +1,5 @@
 """Processes that hold GPU device files, and those stuck in the kernel. Source: proc(5)."""
 
-from __future__ import annotations
-
 from probes.record import Record
 
 
