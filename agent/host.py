@@ -11,7 +11,6 @@ import os
 import posixpath
 import subprocess
 import time
-import urllib.parse
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -211,6 +210,8 @@ class LiveHost(_TreeHost):
 
 def run_path(argv: tuple[str, ...]) -> str:
     """Where a recorded program's output stands in a text tree."""
+    import urllib.parse
+
     return "/@run/" + urllib.parse.quote(" ".join(argv), safe="")
 
 

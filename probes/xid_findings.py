@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from probes.finding import (
@@ -54,12 +54,11 @@ _IMPACT = {
 }
 
 
-@dataclass(slots=True)
-class Sayings:
+class Sayings(msgspec.Struct):
     """Findings and clearances by probe id."""
 
-    findings: dict[str, list[Finding]] = field(default_factory=dict)
-    clear: dict[str, list[Clear]] = field(default_factory=dict)
+    findings: dict[str, list[Finding]] = msgspec.field(default_factory=dict)
+    clear: dict[str, list[Clear]] = msgspec.field(default_factory=dict)
 
     def note(self, probe: str, component: Component, text: str) -> None:
         """Why the tempting alarm is wrong."""

@@ -9,7 +9,8 @@ time. What is left are applications, events without consequence, and unknown cod
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from probes.finding import Component
 from probes.snapshot.gpu import Gpu, GpuState
@@ -36,8 +37,7 @@ _ASKING = frozenset(
 _OFF_BUS = Xid("", "GPU has fallen off the bus", XidClass.REBOOT, "-", "xid.off-bus", 565)
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """One folded Xid event, its catalog entry and what its registers say."""
 
     position: int  # in the log: later lines have higher ones, whatever clocks they carry
@@ -71,15 +71,14 @@ def when(event: KernelEvent) -> float:
     return event.at_ns / 1e9 if event.at_ns is not None else 0.0
 
 
-@dataclass(slots=True)
-class Incident:
+class Incident(msgspec.Struct):
     """One fault of one GPU: the primary line and all that belongs to it."""
 
     pci: str | None
     primary: Line
     lines: list[Line]
-    by_products: list[Line] = field(default_factory=list)  # also on other GPUs
-    earlier: list[Line] = field(default_factory=list)  # the same code, before a reset
+    by_products: list[Line] = msgspec.field(default_factory=list)  # also on other GPUs
+    earlier: list[Line] = msgspec.field(default_factory=list)  # the same code, before a reset
 
     @property
     def count(self) -> int:
@@ -96,18 +95,19 @@ class Incident:
         return any(_near(own, line) for own in self.lines)
 
 
-@dataclass(slots=True)
-class Story:
+class Story(msgspec.Struct):
     """All Xid lines of this boot, sorted out; every line is in exactly one place."""
 
     components: dict[str | None, Component]
     gpus: dict[str, Gpu]
-    incidents: list[Incident] = field(default_factory=list)
-    applications: list[Line] = field(default_factory=list)
-    innocent: list[tuple[Line, str]] = field(default_factory=list)  # and why
-    unknown: list[Line] = field(default_factory=list)
-    actions: dict[str | None, Line] = field(default_factory=dict)  # last Xid 154 of this epoch
-    driver_loads: list[KernelEvent] = field(default_factory=list)
+    incidents: list[Incident] = msgspec.field(default_factory=list)
+    applications: list[Line] = msgspec.field(default_factory=list)
+    innocent: list[tuple[Line, str]] = msgspec.field(default_factory=list)  # and why
+    unknown: list[Line] = msgspec.field(default_factory=list)
+    actions: dict[str | None, Line] = msgspec.field(
+        default_factory=dict
+    )  # last Xid 154 of this epoch
+    driver_loads: list[KernelEvent] = msgspec.field(default_factory=list)
 
     def action(self, pci: str | None) -> int | None:
         """The driver's recovery action now: NVML's field 230, else the last Xid 154."""

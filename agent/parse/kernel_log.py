@@ -20,38 +20,39 @@ from agent.parse.kernel_message import (
     is_complete,
     parse_kernel_message,
 )
+from agent.parse.lazy_pattern import Pattern
 from probes.kernel_fold import KernelFold
 from probes.snapshot.kernel import KernelEvent, KernelSection
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_KMSG_ESCAPE = re.compile(r"\\x([0-9a-f]{2})")
+_ANSI = Pattern(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])")
+_CONTROL = Pattern(r"[\x00-\x08\x0b-\x1f\x7f]")
+_KMSG_ESCAPE = Pattern(r"\\x([0-9a-f]{2})")
 
 _MONTHS = {name: n for n, name in enumerate(calendar.month_abbr) if name}
 _MONTH = "(" + "|".join(_MONTHS) + ")"
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
 
-_KMSG = re.compile(r"(\d{1,3}),(\d{1,19}),(\d{1,19}),[^;\n]*;(.*)", re.ASCII)
+_KMSG = Pattern(r"(\d{1,3}),(\d{1,19}),(\d{1,19}),[^;\n]*;(.*)", re.ASCII)
 # `dmesg -r`, `dmesg -x`; then seconds since boot, perhaps the step since the last line (`-d`)
-_LEVEL = re.compile(r"<\d{1,3}>|[a-z]+ *:[a-z]+ *: ", re.ASCII)
-_SECONDS = re.compile(
+_LEVEL = Pattern(r"<\d{1,3}>|[a-z]+ *:[a-z]+ *: ", re.ASCII)
+_SECONDS = Pattern(
     r"\[ *(\d{1,10})\.(\d{1,9})(?: *<[ +]*[\d.]{1,20}>)?\](?:\[ *[TC]\d+\])? ?", re.ASCII
 )
-_STEP = re.compile(r"\[ *(?:[<+] *\d{1,10}\.\d{1,9}>?)\] ?", re.ASCII)  # `dmesg -e`, no time
-_DMESG_T = re.compile(
+_STEP = Pattern(r"\[ *(?:[<+] *\d{1,10}\.\d{1,9}>?)\] ?", re.ASCII)  # `dmesg -e`, no time
+_DMESG_T = Pattern(
     rf"\[(?:[A-Z][a-z]{{2}} )?{_MONTH} +(\d{{1,2}}) {_CLOCK} (\d{{4}})\] ?", re.ASCII
 )
-_ISO = re.compile(
+_ISO = Pattern(
     rf"(?:[A-Z][a-z]{{2}} )?(\d{{4}})-(\d\d)-(\d\d)[T ]{_CLOCK}"
     r" ?(Z|[A-Z]{3,5}|[+-]\d\d:?\d\d)? +",
     re.ASCII,
 )
-_SYSLOG = re.compile(rf"(?:<\d{{1,3}}>)?{_MONTH} +(\d{{1,2}}) {_CLOCK} +", re.ASCII)
-_UNIX = re.compile(r"(\d{9,10})\.(\d{6}) +", re.ASCII)
-_TAG = re.compile(r"([^\s:]+) ([^\s:\[\]]+)(?:\[(\d{1,10})\])?: ?", re.ASCII)
+_SYSLOG = Pattern(rf"(?:<\d{{1,3}}>)?{_MONTH} +(\d{{1,2}}) {_CLOCK} +", re.ASCII)
+_UNIX = Pattern(r"(\d{9,10})\.(\d{6}) +", re.ASCII)
+_TAG = Pattern(r"([^\s:]+) ([^\s:\[\]]+)(?:\[(\d{1,10})\])?: ?", re.ASCII)
 
 _BANNER = "Linux version "
-_JOURNAL_NOTE = re.compile(r"-- (?:Boot [0-9a-f]+|Reboot) --", re.ASCII)
+_JOURNAL_NOTE = Pattern(r"-- (?:Boot [0-9a-f]+|Reboot) --", re.ASCII)
 # journalctl -o json gives what is not valid UTF-8 as numbers, which no word would find
 _JOURNAL_BYTES = ('"MESSAGE":[', '"MESSAGE" : [')
 _KERNEL_FACILITY_PRIORITIES = 8  # kmsg: priority = facility * 8 + level; facility 0 is the kernel

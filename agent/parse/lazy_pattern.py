@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cached_property
 
 
@@ -31,6 +32,10 @@ class Pattern:
     def match(self, text: str) -> re.Match[str] | None:
         """As re.Pattern.match."""
         return self._compiled.match(text)
+
+    def sub(self, to: str | Callable[[re.Match[str]], str], text: str) -> str:
+        """As re.Pattern.sub."""
+        return self._compiled.sub(to, text)
 
     def findall(self, text: str) -> list[str]:
         """As re.Pattern.findall, for one group."""
