@@ -11,6 +11,10 @@ import gc
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
 
 def _pin() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
@@ -18,6 +22,16 @@ def _pin() -> None:
         here = os.path.dirname(here)
     if os.path.isdir(os.path.join(here, "agent")):
         sys.path[:] = [here, *(entry for entry in sys.path if entry != here)]
+
+
+def _flush(stream: TextIO | None) -> bool:
+    """Whether all that was written has got out; no stream is one that our caller closed."""
+    try:
+        if stream is not None:
+            stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def main() -> None:
@@ -28,12 +42,10 @@ def main() -> None:
     from agent.cli import run
 
     code = run(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:  # closed by whoever started us
-                stream.flush()
-        except OSError:
-            code = code or 3
+    # both, whatever becomes of the first
+    flushed = [_flush(stream) for stream in (sys.stdout, sys.stderr)]
+    if not all(flushed):
+        code = code or 3
     os._exit(code)
 
 
