@@ -21,6 +21,7 @@ from probes.finding import (
 )
 from probes.gap import Gap, GapReason, fold_gaps
 from probes.result import Outcome, ProbeResult, RuledOut, Verdict
+from probes.snapshot.gpu import GpuState
 from probes.view import Node, is_busy, last_reading
 
 SUMMARY_LIMIT = 300
@@ -127,6 +128,8 @@ def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
     one, two = cause.component, effect.component
     if "host" in (one.type, two.type) or _key(one) == _key(two):
         return True
+    if two.type == "nvlink" and one.pci and one.pci == _far_end(node, two):
+        return True
     if _is_nameless_gpu(two):  # one of those that the bus has and NVML does not name
         return any(device.address == one.pci for device in node.unlisted_gpus)
     if one.pci and two.pci:
@@ -136,6 +139,14 @@ def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
     return bool(one.gpu_uuid and one.gpu_uuid == two.gpu_uuid) or bool(
         one.device and one.device == two.device
     )
+
+
+def _far_end(node: Node, nvlink: Component) -> str | None:
+    """The address at the other end of an NVLink: a switch, or a GPU."""
+    for gpu in node.gpus:
+        if gpu.pci is not None and gpu.pci == nvlink.pci:
+            return next((at.remote_pci for at in gpu.nvlinks or () if at.link == nvlink.link), None)
+    return None
 
 
 def _is_nameless_gpu(component: Component) -> bool:
@@ -187,8 +198,7 @@ def _accuse(
         )
         for id, parts in effects.items()
     ]
-    others = _others(node, causes) if first and not _COUNTS_GPUS.search(worst.summary) else ""
-    tail = [_more(cause), others]
+    tail = [_more(cause), _others(node, causes) if first else ""]
     if first and len(causes) > 1:
         tail.append("also " + ", ".join(other.worst.id for other in causes[1:]))
     remedy = worst.remedy
@@ -218,25 +228,27 @@ def _more(cause: Cause) -> str:
 
 
 def _others(node: Node, causes: tuple[Cause, ...]) -> str:
-    """The GPUs that answer and of which nothing is said; or that there is none at all."""
+    """What the GPUs that the verdict does not accuse do; or that there is none at all."""
     if _without_gpu(node):
         return NO_GPU
-    spoken = {
-        name
-        for cause in causes
-        for finding in (*cause.findings, *cause.symptoms)
-        for name in (finding.component.pci, finding.component.gpu_uuid)
-        if name
-    }
-    rest = [gpu for gpu in node.live_gpus if not {gpu.pci, gpu.uuid} & spoken]
-    if len(rest) == len(node.live_gpus) and not any(
-        finding.component.type == "gpu" for cause in causes for finding in cause.findings
-    ):
-        return ""  # nothing is said of GPUs
-    answer = len(rest)
-    if not answer:
+    accused = [finding.component for finding in causes[0].findings]
+    if not any(component.type in ("gpu", "nvlink") for component in accused):
         return ""
-    return f"the other {answer} of {len(node.gpus)} GPUs {'answer' if answer > 1 else 'answers'}"
+    named = _names(accused)
+    count = len(node.gpus)
+    if any(_names((node.gpu_component(gpu),)) & named for gpu in node.live_gpus):
+        spoken = _names(f.component for c in causes for f in (*c.findings, *c.symptoms))
+        clean = sum(not _names((node.gpu_component(gpu),)) & spoken for gpu in node.live_gpus)
+        return f"nothing found on the other {clean} of {count} GPUs" if clean else ""
+    answer = len(node.live_gpus)
+    if not answer or _COUNTS_GPUS.search(causes[0].worst.summary):
+        return ""
+    return f"the other {answer} of {count} GPUs {'answer' if answer > 1 else 'answers'}"
+
+
+def _names(components: Iterable[Component]) -> set[str]:
+    both = (name for component in components for name in (component.pci, component.gpu_uuid))
+    return {name for name in both if name}
 
 
 def _joined(*parts: str) -> str:
@@ -268,7 +280,7 @@ def _tempting(
                 by_note.setdefault(why, []).append(part)
         for why, members in by_note.items():
             line, colon, rest = why.partition(": ")
-            named = bool(colon) and line.startswith(("Xid ", "SXid "))
+            named = bool(colon) and line.startswith(("Xid ", "SXid ", "GPU has fallen"))
             ruled_out = RuledOut(
                 what=f"{line if named else result.id} on {_several(members)}",
                 why=rest if named else why,
@@ -307,7 +319,7 @@ def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
     # what nobody asked for (a rate, with one reading only) is no reason; alone it was required
     blind = [result for result in unjudged if _was_hidden(result)] or unjudged
     hiding = fold_gaps(tuple(gap for gap in node.snapshot.gaps if gap.reason.hides_something))
-    missing = dict.fromkeys(text for result in blind for text in result.missing)
+    missing = dict.fromkeys(text.partition(" (")[0] for result in blind for text in result.missing)
     broken = [result.id for result in blind if result.outcome is Outcome.ERROR]
     reasons = [f"{', '.join(broken)} broke, a bug in laggard"] if broken else []
     reasons += list(missing)[:3]
@@ -356,6 +368,7 @@ def _gap_evidence(gap: Gap) -> Evidence:
 def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
     blind = _unjudged(results)
     at_rest = _at_rest(node)
+    concealed = sum(gpu.state is GpuState.NO_PERMISSION for gpu in node.gpus)
     return Verdict(
         kind="node",
         fault_class=FaultClass.NO_FAULT,
@@ -364,9 +377,12 @@ def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
         summary=_joined(
             f"Nothing wrong found: {_judged(node, results)}",
             f"{_count(len(blind), 'rule')} could not judge" if blind else "",
+            f"{_count(concealed, 'GPU')} hidden from this user or container, not judged"
+            if concealed
+            else "",
             at_rest,
         ),
-        confidence=Confidence.LIKELY if blind or at_rest else Confidence.PROVEN,
+        confidence=Confidence.LIKELY if blind or at_rest or concealed else Confidence.PROVEN,
         evidence=tuple(_fit_evidence(node)),
         ruled_out=tuple(_tempting(node, results)[:_RULED_OUT_LIMIT]),
         victims=(),

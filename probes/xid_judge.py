@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from probes.finding import Action, Confidence, FaultClass, Remedy, Severity
 from probes.kernel_evidence import is_recent
+from probes.snapshot.gpu import GpuState
 from probes.view import Node
 from probes.xid_catalog import XidClass
 from probes.xid_decode import Decoded, Reading, Recovery, driver_branch
@@ -27,6 +28,12 @@ _RESET = Remedy(
 _REBOOT = Remedy(
     action=Action.REBOOT,
     text="Drain the node and reboot it.",
+    disruptive=True,
+)
+_REBOOT_HUNG = Remedy(
+    action=Action.REBOOT,
+    text="Start nothing here, and no further GPU tools: they hang, too. Drain and reboot, "
+    "power-cycle if that hangs; when it returns update driver and firmware, keep the log.",
     disruptive=True,
 )
 _POWER_CYCLE = Remedy(
@@ -114,7 +121,7 @@ def _judge(node: Node, told: Story, incident: Incident) -> Judgement | str:
             tail="back after a reset",
         )
     if probe == "xid.gsp":
-        return _gsp(told, incident, action)
+        return _gsp(node, told, incident, action)
     if probe == "xid.nvlink" and primary.code not in (136, 155):
         return _nvlink(incident, action)
     if probe == "xid.contained-memory-error":
@@ -209,8 +216,18 @@ def _row_remap(told: Story, incident: Incident, action: int | None) -> Judgement
     )
 
 
-def _gsp(told: Story, incident: Incident, action: int | None) -> Judgement:
-    answers = told.answers(incident.pci)
+def _gsp(node: Node, told: Story, incident: Incident, action: int | None) -> Judgement:
+    answers, gpu = told.answers(incident.pci), told.gpus.get(incident.pci or "")
+    nvml = node.snapshot.nvml
+    hangs = nvml is not None and nvml.init_error == "hung"
+    if hangs or (gpu is not None and gpu.state is GpuState.HUNG):
+        return Judgement(
+            Severity.CRITICAL,
+            _REBOOT_HUNG,
+            FaultClass.SOFTWARE,
+            Confidence.LIKELY,
+            tail="nvmlInit does not return" if hangs else "NVML calls to it do not return",
+        )
     count = sum(line.event.count for line in incident.lines if line.code in (119, 120))
     if count > 1 or answers is False or action in _URGENT:
         return Judgement(

@@ -204,7 +204,9 @@ def _by_chassis(
     yield Finding(
         id=reason.probe_id,
         severity=Severity.WARNING,
-        confidence=min((h.confidence for _, _, h, _ in hit), key=lambda c: c.rank),
+        confidence=min((h.confidence for _, _, h, _ in hit), key=lambda c: c.rank)
+        if reason is POWER_BRAKE
+        else Confidence.LIKELY,  # that they are slowed is proven, that the air is to blame is not
         fault_class=FaultClass.HARDWARE,
         job_impact=JobImpact.SLOWS,
         component=node.host_component(),

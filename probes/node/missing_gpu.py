@@ -112,7 +112,8 @@ def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: in
         remedy=Remedy(
             action=Action.DRAIN,
             text=f"Drain the node; `journalctl -k | grep -i -e NVRM -e {device.address}` says why "
-            "the driver does not have it. Reset the GPU or power-cycle; replace it when it stays away.",
+            "the driver does not have it. Reset the GPU or power-cycle; replace it when it stays "
+            "away.",
             disruptive=True,
         ),
     )

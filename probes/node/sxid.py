@@ -138,6 +138,9 @@ def nonfatal(node: Node) -> Statements:
     """An NVSwitch reported a non-fatal error (SXid).
 
     Corrected bit errors (11012, 12021, 12023), retransmissions (20001) and the like: the switch
-    goes on, and so do jobs. Information; worth a look only when it comes all the time on one link.
+    goes on, and so do jobs.
+    Information: the switch's own word that it is not fatal.
+
+    What to do: nothing; look at the cable or board of a link on which it comes all the time.
     """
     return _statements(node, "sxid.nonfatal", fatal=False)

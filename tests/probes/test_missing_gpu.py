@@ -69,8 +69,8 @@ def test_the_switch_above_is_named() -> None:
     lost = device(FOUR[0], "0000:04:01.0", readings=ONES)
     assert summaries(off_bus, snapshot((port, lost), ())) == [
         (
-            "GPU 0000:05:00.0 has fallen off the bus: its configuration space reads as ones, "
-            "and so does root port 0000:04:01.0 above it; 0 other GPUs answer"
+            "root port 0000:04:01.0 has fallen off the bus: its link and the configuration space of "
+            "GPU 0000:05:00.0 behind it read as ones; 0 other GPUs answer"
         )
     ]
 
