@@ -18,7 +18,6 @@ directory: root's cron may stand in anybody's.
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -66,7 +65,7 @@ def read_toml(path: str) -> dict[str, Any]:
 
 def toml_value(value: Any) -> str:
     """A string, number, truth value or list as TOML writes it: as JSON does, but for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007f")
 
 
 def load_config(explicit: str | None, options: Collection[str]) -> Config:

@@ -63,21 +63,30 @@ class Limit(msgspec.Struct, frozen=True):
 class Probe(msgspec.Struct, frozen=True):
     """One rule with a stable id, ``family.kebab-name``, that its findings carry.
 
-    ``needs`` names the snapshot sections without which it can't run. ``doc`` is the explain text:
-    what it sees, why it slows or stops a replica, how sure it is, what to do.
+    ``needs`` names the snapshot sections without which it can't run; ``docstring`` is the check's.
     """
 
     id: str
-    title: str
     needs: tuple[str, ...]
     limits: Mapping[str, Limit]
-    doc: str
+    docstring: str
     check: Callable[[Node, Limits], Statements]
 
     @property
     def family(self) -> str:
         """The part of the id before the dot."""
         return self.id.split(".", 1)[0]
+
+    @property
+    def doc(self) -> str:
+        """The explain text: what it sees, why it matters, how sure it is, what to do."""
+        first, _, rest = self.docstring.partition("\n")
+        return f"{first.strip()}\n{textwrap.dedent(rest)}".strip()
+
+    @property
+    def title(self) -> str:
+        """The first line of the explain text."""
+        return self.docstring.strip().partition("\n")[0].strip().rstrip(".")
 
 
 @overload
@@ -101,26 +110,13 @@ def probe(
     """
 
     def decorate(function: Callable[..., Statements]) -> Probe:
-        doc = _clean(function.__doc__ or "")
-        if not doc:
+        docstring = function.__doc__ or ""
+        if not docstring.strip():
             raise ValueError(f"probe {id} has no docstring: it is what `laggard explain` prints")
         check = function if limits is not None else _without_limits(function)
-        return Probe(
-            id=id,
-            title=doc.splitlines()[0].rstrip("."),
-            needs=needs,
-            limits=limits or {},
-            doc=doc,
-            check=check,
-        )
+        return Probe(id=id, needs=needs, limits=limits or {}, docstring=docstring, check=check)
 
     return decorate
-
-
-def _clean(doc: str) -> str:
-    """A docstring without its indentation (inspect.cleandoc, at a tenth of the import time)."""
-    first, _, rest = doc.partition("\n")
-    return f"{first.strip()}\n{textwrap.dedent(rest)}".strip()
 
 
 def _without_limits(
