@@ -15,13 +15,15 @@ from typing import Protocol
 import msgspec
 
 _END_WAIT_S = 0.5
+_NOTE_BYTES = 128
 _CHILD = Path(__file__).with_name("nvml_child.py")
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
     """What the process was doing when it was given up."""
 
-    waited_s: float = 0.0  # since its last line, or the request
+    call: str = ""  # the last NVML call that it began
+    waited_s: float = 0.0  # since that call began
     state: str = "state unknown"  # of the process, or how it ended
 
 
@@ -63,24 +65,24 @@ class LiveNvmlChannel:
         folder = binding_folder()
         if folder is None:
             raise FileNotFoundError("the module pynvml is not installed (pip install nvidia-ml-py)")
+        self._note = _shared_note()
         # -I -S: neither PYTHONPATH nor site hooks reach it, only the binding's own directory
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD), str(folder)],
+            [sys.executable, "-I", "-S", str(_CHILD), str(folder), str(self._note)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=(self._note,),
         )
         assert self._process.stdin and self._process.stdout  # noqa: S101 - as asked for above
         self._asks, self._answers = self._process.stdin, self._process.stdout
         os.set_blocking(self._answers.fileno(), False)
         self._buffer = b""
-        self._heard_at = time.monotonic()
         self._ended = False
 
     def send(self, line: str) -> None:
         """See NvmlChannel."""
-        self._heard_at = time.monotonic()
         try:
             os.write(self._asks.fileno(), line.encode() + b"\n")
         except BrokenPipeError:
@@ -98,18 +100,19 @@ class LiveNvmlChannel:
                 self._ended = True
                 raise EOFError
             self._buffer += part
-            self._heard_at = time.monotonic()
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line.decode("utf-8", "replace")
 
     def abandon(self) -> Abandoned:
         """See NvmlChannel."""
-        waited_s = round(time.monotonic() - self._heard_at, 3)
+        began_ns, _, call = os.pread(self._note, _NOTE_BYTES, 0).strip(b"\0 ").partition(b" ")
+        waited_s = (time.monotonic_ns() - int(began_ns)) / 1e9 if call else 0.0
         state = "" if self._ended else _state_of(self._process.pid)
         if not self._ended:
             self._process.kill()
         self._end()
-        return Abandoned(waited_s=waited_s, state=state or _ending_of(self._process.returncode))
+        state = state or _ending_of(self._process.returncode)
+        return Abandoned(call=call.decode(), waited_s=round(waited_s, 3), state=state)
 
     def close(self) -> None:
         """See NvmlChannel."""
@@ -121,11 +124,25 @@ class LiveNvmlChannel:
         """Reap it if it ends soon; an unkillable one is left behind."""
         for pipe in (self._asks, self._answers):
             pipe.close()
+        os.close(self._note)
         try:
             self._process.wait(_END_WAIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.returncode = -9  # keeps the Popen object from complaining or waiting
+
+
+def _shared_note() -> int:
+    """A page that the child writes the call into that it begins, for a memory write a call."""
+    if hasattr(os, "memfd_create"):
+        note = os.memfd_create("laggard-nvml")
+    else:  # a Python that was built for an older C library
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            note = os.dup(file.fileno())
+    os.ftruncate(note, _NOTE_BYTES)
+    return note
 
 
 def _ending_of(returncode: int) -> str:
@@ -154,7 +171,6 @@ class ReplayedNvmlChannel:
 
         @
         > init 2
-        < >nvmlInit
         < ={"group":"init","gpu":null,"at_ns":5,"values":{"Init":[9]}}
         < .
     """

@@ -1,7 +1,8 @@
 """The process that talks to NVML, so that a call that never returns can be abandoned.
 
-Run by path: ``python -I -S nvml_child.py PYNVML_DIR``; the only importer of pynvml. It takes one
-request a line and answers in lines:
+Run by path: ``python -I -S nvml_child.py PYNVML_DIR NOTE``; the only importer of pynvml. ``NOTE``
+is a file descriptor of a page that holds the last call begun, behind the monotonic time in
+nanoseconds: what hung is found there. It takes one request a line and answers in lines:
 
 ===================================  ==============================================================
 ``init S``                           nvmlInit and the versions
@@ -10,7 +11,6 @@ request a line and answers in lines:
 ``quit``                             end, as does the end of standard input
 ===================================  ==============================================================
 
-- ``>nvmlName``: calls of this name begin (what hung is the last one begun);
 - ``={...}``: a group of answers by key: the call's name without ``nvmlDeviceGet``, its arguments
   behind dots. A value, or ``[code]`` for a return code other than success;
 - ``.``: the request is done.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
 import sys
 import time
@@ -50,6 +51,9 @@ TRY_OLDER = ([NOT_SUPPORTED], [FUNCTION_NOT_FOUND], [VERSION_MISMATCH])
 NO_SUCH_LINK = ([INVALID_ARGUMENT], [NOT_SUPPORTED], [FUNCTION_NOT_FOUND])
 UNUSABLE = -1  # the binding could not decode the answer
 
+NOTE_BYTES = 128
+
+_note: Any = bytearray(NOTE_BYTES)  # main() maps the parent's page
 _OUT = 1  # where answers go; main() moves it away from what a library may print to
 
 pynvml: Any = None
@@ -95,7 +99,6 @@ class Asker:
         self.slow: list[tuple[str, float]] = []
         self.absent = absent  # functions that this library or binding lacks
         self.until_ns = until_ns
-        self._announced = ""
 
     def ask(
         self, key: str, name: str, *args: Any, convert: Callable[[Any], Any] | None = None
@@ -107,9 +110,7 @@ class Asker:
         start = time.monotonic_ns()
         if start >= self.until_ns:
             raise StopError("slow", name)
-        if name != self._announced:
-            say(">" + name)
-            self._announced = name
+        _note[:] = f"{start} {name}".encode().ljust(NOTE_BYTES)
         code = 0
         value: Any = None
         try:
@@ -591,7 +592,7 @@ def load_binding(directory: str) -> Any:
 
 def main() -> None:
     """Die with the parent, load the binding, answer requests."""
-    global pynvml, _OUT  # noqa: PLW0603 - imported where a failure can be told
+    global pynvml, _note, _OUT  # noqa: PLW0603 - imported where a failure can be told
     gc.disable()  # short-lived; collecting while the binding's thousands of names load costs 5 ms
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
@@ -599,6 +600,7 @@ def main() -> None:
         return
     _OUT = os.dup(1)
     os.dup2(2, 1)
+    _note = mmap.mmap(int(sys.argv[2]), NOTE_BYTES)
     pynvml = load_binding(sys.argv[1])
     session = Session()
     for line in sys.stdin:

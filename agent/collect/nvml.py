@@ -68,7 +68,8 @@ class _DiedError(Exception):
         self.call, self.how = call, how
 
     def __str__(self) -> str:
-        return f"the process that calls NVML ended in {self.call or 'its start'} ({self.how})"
+        where = f" in {self.call}" if self.call else ""
+        return f"the process that calls NVML failed{where}: {self.how}"
 
 
 class NvmlCollector:
@@ -288,24 +289,23 @@ class NvmlCollector:
         channel = self._channel
         assert channel is not None  # noqa: S101 - callers open it
         until_ns = min(self._host.monotonic_ns() + int(turn_s * 1e9), self._until_ns)
-        call = ""
         self._answered: list[Group] = []
         try:
             channel.send(f"{request} {turn_s * _SLOW_SHARE:.3g}")
             while (line := channel.receive(until_ns)) != ".":
-                if line.startswith(">"):
-                    call = line[1:]
-                else:
-                    self._answered.append(msgspec.json.decode(line[1:], type=Group))
+                self._answered.append(msgspec.json.decode(line[1:], type=Group))
         except TimeoutError:
             self._channel = None
             left = channel.abandon()
-            call = call or "the start of the process"
-            raise _HungError(call, left.waited_s, left.state) from None
+            waited_s = left.waited_s or turn_s
+            raise _HungError(
+                left.call or "the start of the process", waited_s, left.state
+            ) from None
         except EOFError:
             self._channel = None
-            raise _DiedError(call, channel.abandon().state) from None
+            left = channel.abandon()
+            raise _DiedError(left.call, left.state) from None
         except msgspec.MsgspecError as error:
             self.close()
-            raise _DiedError(call, f"its answer cannot be read: {error}") from None
+            raise _DiedError("", f"its answer cannot be read: {error}") from None
         return self._answered

@@ -275,12 +275,13 @@ def section_of(group: Group, gaps: Gaps) -> tuple[NvmlSection, bool | None]:
     code = group.code("Init")
     cuda = answers.known("CudaDriverVersion")
     took_ms = group.values.get("init_ms")
-    known_ms = isinstance(took_ms, (int, float)) and 0 <= took_ms < 1e12
+    if not isinstance(took_ms, (int, float)) or not 0 <= took_ms < 1e12:
+        took_ms = None
     section = NvmlSection(
         init_error=None if code is None else name_of(code),
         init_error_code=code,
         init_detail=None if code is None else f"nvmlInit answered {name_of(code)}",
-        init_ms=float(took_ms) if known_ms else None,
+        init_ms=None if took_ms is None else float(took_ms),
         library_path=answers.known_text("library"),
         nvml_version=answers.known_text("NVMLVersion"),
         driver_version=answers.text("driver_version", "DriverVersion"),
@@ -478,6 +479,7 @@ def reading_of(answers: Answers, group: Group, links: int) -> tuple[GpuReading, 
 
 
 def _link_errors(answers: Answers, links: int) -> tuple[NvLinkErrors, ...] | None:
+    newer = "field.219.0" in answers.values  # Blackwell's counters were asked for
     out = []
     for link in range(links):
         known: dict[str, Any] = {}
@@ -485,10 +487,11 @@ def _link_errors(answers: Answers, links: int) -> tuple[NvLinkErrors, ...] | Non
             known[field] = answers.known(f"field.{161 + number}.{link}") if number < 3 else None
             if known[field] is None:
                 known[field] = answers.known(f"NvLinkErrorCounter.{link}.{number}")
-        for field, number in _LINK_FIELDS.items():
-            known[field] = answers.known(f"field.{number}.{link}")
-        known["effective_ber"] = _rate(answers.known(f"field.220.{link}"))
-        known["symbol_ber"] = _rate(answers.known(f"field.222.{link}"))
+        if newer:
+            for field, number in _LINK_FIELDS.items():
+                known[field] = answers.known(f"field.{number}.{link}")
+            known["effective_ber"] = _rate(answers.known(f"field.220.{link}"))
+            known["symbol_ber"] = _rate(answers.known(f"field.222.{link}"))
         out.append(NvLinkErrors(**known))
     return tuple(out) if any(each != NvLinkErrors() for each in out) else None
 

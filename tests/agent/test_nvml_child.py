@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from itertools import pairwise
+import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -109,34 +110,46 @@ def test_a_refused_field_is_its_code() -> None:
 
 
 def child(
-    double: Double, scenario: str, requests: str, *options: str
+    double: Double, scenario: str, requests: str, *options: str, note: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     folder = binding_folder()
     assert folder is not None
+    if note is None:
+        with tempfile.TemporaryFile() as file:
+            os.ftruncate(file.fileno(), nvml_child.NOTE_BYTES)
+            return child(double, scenario, requests, *options, note=file.fileno())
     return subprocess.run(
-        [sys.executable, *options, "-I", "-S", nvml_child.__file__, str(folder)],
+        [sys.executable, *options, "-I", "-S", nvml_child.__file__, str(folder), str(note)],
         env=os.environ | double.environ(scenario),
         input=requests,
         capture_output=True,
+        pass_fds=(note,),
         text=True,
         timeout=60,
         check=True,
     )
 
 
-def test_every_request_ends_with_a_dot_and_every_call_is_announced(nvml: Double) -> None:
+def test_every_request_ends_with_a_dot(nvml: Double) -> None:
     lines = child(nvml, "h100x8", "init 1\nsample 1 18 9 1\nsample 8 0 0 1\nquit\n").stdout.split(
         "\n"
     )
-    assert [line for line in lines if line[:1] not in ("=", ">")] == [".", ".", ".", ""]
+    assert [line for line in lines if line[:1] != "="] == [".", ".", ".", ""]
     groups = [json.loads(line[1:]) for line in lines if line.startswith("=")]
     assert [(group["group"], group["gpu"]) for group in groups] == [
         ("init", None), ("handle", 1), ("reading", 1), ("handle", 8),
     ]  # fmt: skip
     assert groups[3]["values"] == {"Handle": [2]}  # NVML_ERROR_INVALID_ARGUMENT
-    assert lines[0] == ">nvmlInit"
-    announced = [line for line in lines if line.startswith(">")]
-    assert not any(a == b for a, b in pairwise(announced))
+
+
+def test_the_note_holds_the_last_call_begun_and_when(nvml: Double) -> None:
+    with tempfile.TemporaryFile() as file:
+        os.ftruncate(file.fileno(), nvml_child.NOTE_BYTES)
+        began_ns = time.monotonic_ns()
+        child(nvml, "h100x8", "init 1\n", note=file.fileno())
+        at_ns, name = os.pread(file.fileno(), nvml_child.NOTE_BYTES, 0).split()
+    assert name == b"nvmlSystemGetConfComputeState"
+    assert began_ns < int(at_ns) < time.monotonic_ns()
 
 
 def test_the_end_of_the_input_ends_it(nvml: Double) -> None:
