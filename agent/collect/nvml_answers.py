@@ -479,7 +479,8 @@ def reading_of(answers: Answers, group: Group, links: int) -> tuple[GpuReading, 
 
 
 def _link_errors(answers: Answers, links: int) -> tuple[NvLinkErrors, ...] | None:
-    newer = "field.219.0" in answers.values  # Blackwell's counters were asked for
+    # only Blackwell is asked for these
+    newer = any(f"field.{number}.0" in answers.values for number in (*_LINK_FIELDS.values(), 220))
     out = []
     for link in range(links):
         known: dict[str, Any] = {}
