@@ -57,13 +57,29 @@ def node_verdicts(
     ``findings`` are those that alarm: not the acknowledged ones. ``hidden`` says that a required
     reading, which exists here, was not to be had.
     """
+    findings = list(findings)
     alarming = [finding for finding in findings if finding.severity is not Severity.INFO]
+    mild = [finding for finding in findings if finding.severity is Severity.INFO]
     causes = causes_of(node, alarming)
     if not causes:
-        return (_cannot_tell(node, results) if hidden else _fit(node, results),)
+        ruled_out = tuple((_informed(mild) + _tempting(node, results))[:_RULED_OUT_LIMIT])
+        if hidden:
+            return (_cannot_tell(node, results, ruled_out),)
+        return (_fit(node, results, ruled_out),)
+    mild = [
+        finding
+        for finding in mild
+        if not any(finding.id in f.explains and _reaches(node, f, finding) for f in alarming)
+    ]
     culprits = {_key(culprit) for cause in causes for culprit in _culprits(cause)}
     return tuple(
-        _accuse(node, cause, causes, culprits, results, first=position == 0)
+        _accuse(
+            node,
+            cause,
+            causes,
+            culprits,
+            _informed(mild) + _tempting(node, results, _culprits(cause)) if position == 0 else [],
+        )
         for position, cause in enumerate(causes)
     )
 
@@ -174,11 +190,9 @@ def _accuse(
     cause: Cause,
     causes: tuple[Cause, ...],
     all_culprits: set[tuple[object, ...]],
-    results: tuple[ProbeResult, ...],
-    *,
-    first: bool,
+    tempting: list[RuledOut],
 ) -> Verdict:
-    worst = cause.worst
+    worst, first = cause.worst, cause is causes[0]
     evidence = [item for finding in cause.findings for item in finding.evidence]
     evidence += [finding.evidence[0] for finding in cause.symptoms]
     victims = {
@@ -210,9 +224,7 @@ def _accuse(
         summary=_joined(worst.summary, *tail),
         confidence=worst.confidence,
         evidence=tuple(evidence[:_EVIDENCE_LIMIT]),
-        ruled_out=tuple((ruled_out + _tempting(node, results, _culprits(cause)))[:_RULED_OUT_LIMIT])
-        if first
-        else tuple(ruled_out[:_RULED_OUT_LIMIT]),
+        ruled_out=tuple((ruled_out + tempting)[:_RULED_OUT_LIMIT]),
         victims=tuple(victims.values()),
         next_step=remedy.text if remedy else f"Read `laggard explain {worst.id}`.",
     )
@@ -235,7 +247,7 @@ def _others(node: Node, causes: tuple[Cause, ...]) -> str:
     if not any(component.type in ("gpu", "nvlink") for component in accused):
         return ""
     named = _names(accused)
-    count = len(node.gpus)
+    count = len(node.gpus) + (0 if any(not gpu.pci for gpu in node.gpus) else _unlisted(node))
     if any(_names((node.gpu_component(gpu),)) & named for gpu in node.live_gpus):
         spoken = _names(f.component for c in causes for f in (*c.findings, *c.symptoms))
         clean = sum(not _names((node.gpu_component(gpu),)) & spoken for gpu in node.live_gpus)
@@ -244,6 +256,11 @@ def _others(node: Node, causes: tuple[Cause, ...]) -> str:
     if not answer or _COUNTS_GPUS.search(causes[0].worst.summary):
         return ""
     return f"the other {answer} of {count} GPUs {'answer' if answer > 1 else 'answers'}"
+
+
+def _unlisted(node: Node) -> int:
+    """GPUs of this node that NVML leaves out altogether."""
+    return len(node.unlisted_gpus) - sum(map(node.is_named_by_bus, node.gpus))
 
 
 def _names(components: Iterable[Component]) -> set[str]:
@@ -291,6 +308,17 @@ def _tempting(
     return [ruled_out for _, _, ruled_out in sorted(out, key=lambda item: item[:2])]
 
 
+def _informed(mild: list[Finding]) -> list[RuledOut]:
+    """What is worth knowing and keeps no job away."""
+    return [
+        RuledOut(
+            what=f"{finding.id} on {finding.component.label()}",
+            why=f"no reason to keep a job away: {finding.summary}",
+        )
+        for finding in sorted(mild, key=_rank)
+    ]
+
+
 def _several(parts: list[str]) -> str:
     return parts[0] + (f" and {len(parts) - 1} more" if len(parts) > 1 else "")
 
@@ -314,7 +342,9 @@ def _unjudged(results: tuple[ProbeResult, ...]) -> list[ProbeResult]:
     return [result for result in results if result.outcome in (Outcome.UNKNOWN, Outcome.ERROR)]
 
 
-def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
+def _cannot_tell(
+    node: Node, results: tuple[ProbeResult, ...], ruled_out: tuple[RuledOut, ...]
+) -> Verdict:
     unjudged = _unjudged(results)
     # what nobody asked for (a rate, with one reading only) is no reason; alone it was required
     blind = [result for result in unjudged if _was_hidden(result)] or unjudged
@@ -339,7 +369,7 @@ def _cannot_tell(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
         ),
         confidence=Confidence.POSSIBLE,
         evidence=tuple(_gap_evidence(gap) for gap in hiding[:_EVIDENCE_LIMIT]),
-        ruled_out=tuple(_tempting(node, results)[:_RULED_OUT_LIMIT]),
+        ruled_out=ruled_out,
         victims=(),
         next_step=f"To settle it: {settle}."
         if settle
@@ -365,9 +395,11 @@ def _gap_evidence(gap: Gap) -> Evidence:
     )
 
 
-def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
+def _fit(node: Node, results: tuple[ProbeResult, ...], ruled_out: tuple[RuledOut, ...]) -> Verdict:
     blind = _unjudged(results)
     at_rest = _at_rest(node)
+    sections = {"kernel log": node.snapshot.kernel, "PCI bus": node.snapshot.pci}
+    unseen = [name for name, section in sections.items() if section is None and node.gpus]
     concealed = sum(gpu.state is GpuState.NO_PERMISSION for gpu in node.gpus)
     return Verdict(
         kind="node",
@@ -380,11 +412,14 @@ def _fit(node: Node, results: tuple[ProbeResult, ...]) -> Verdict:
             f"{_count(concealed, 'GPU')} hidden from this user or container, not judged"
             if concealed
             else "",
+            f"{' and '.join(unseen)} not seen from here" if unseen else "",
             at_rest,
         ),
-        confidence=Confidence.LIKELY if blind or at_rest or concealed else Confidence.PROVEN,
+        confidence=Confidence.LIKELY
+        if blind or at_rest or concealed or unseen
+        else Confidence.PROVEN,
         evidence=tuple(_fit_evidence(node)),
-        ruled_out=tuple(_tempting(node, results)[:_RULED_OUT_LIMIT]),
+        ruled_out=ruled_out,
         victims=(),
         next_step="To judge clocks, power and PCIe speed, check again under load, while each GPU "
         "computes and copies for some seconds."

@@ -108,12 +108,9 @@ class Node:
 
     @cached_property
     def unlisted_gpus(self) -> tuple[PciDevice, ...]:
-        """GPUs on the bus that have the nvidia driver and whose address NVML does not name.
-
-        Empty where NVML can't be expected to name all: in a container, or when it failed.
-        """
+        """GPUs on the bus that have the nvidia driver and whose address NVML does not name."""
         nvml = self.snapshot.nvml
-        if nvml is None or nvml.init_error is not None or self.snapshot.container is not None:
+        if nvml is None or nvml.init_error is not None:
             return ()
         listed = {gpu.pci for gpu in nvml.gpus}
         return tuple(

@@ -203,6 +203,8 @@ def _row_remap(told: Story, incident: Incident, action: int | None) -> Judgement
     if code in (63, 64) and done:
         return "NVML has no remap pending and none failed: repaired"
     if code == 64:
+        if remap is not None and remap.failure_occurred:
+            return Judgement(Severity.CRITICAL, _REPLACE, tail="NVML says the same of the GPU now")
         return Judgement(Severity.CRITICAL, _RESET, tail="a second one after the reset: replace")
     if code in (157, 161):
         return Judgement(

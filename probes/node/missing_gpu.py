@@ -198,8 +198,8 @@ def no_driver(node: Node) -> Statements:
     No fault: GPUs handed to guests or other programs (vfio-pci, pci-stub); virtual functions.
     Inside a container the host's driver can't be judged.
 
-    Proven: the kernel names the bound driver of each device. Critical when no GPU has the driver,
-    a warning when some have it and some have not.
+    Proven: the kernel names the bound driver of each device. Critical when no GPU has the driver
+    (then the host is named: it is its packages), a warning when some have it and some have not.
 
     Do: `modprobe nvidia; dmesg | tail`, `dkms status`, and the nouveau blacklist.
     """
@@ -211,6 +211,12 @@ def no_driver(node: Node) -> Statements:
         yield NotApplicable("inside a container the host's driver can't be judged")
         return
     served = any(device.driver == "nvidia" for device in gpus)
+    bare = [device for device in gpus if device.driver in (None, "nouveau")]
+    if len(bare) == len(gpus) > 1 and not any(
+        is_unknown(node, "driver", device.address) for device in gpus
+    ):
+        yield _no_driver_finding(bare, node.host_component(), served)
+        return
     for device in gpus:
         component = node.pci_component(device)
         if device.driver is None and is_unknown(node, "driver", device.address):
@@ -218,13 +224,15 @@ def no_driver(node: Node) -> Statements:
         elif device.driver in _PASSTHROUGH:
             yield NotApplicable(f"{device.address} is handed to {device.driver} on purpose")
         elif device.driver is None or device.driver == "nouveau":
-            yield _no_driver_finding(device, component, served)
+            yield _no_driver_finding([device], component, served)
         else:
             yield Clear(component)
 
 
-def _no_driver_finding(device: PciDevice, component: Component, served: bool) -> Finding:
-    has = f"the {device.driver} driver" if device.driver else "no driver"
+def _no_driver_finding(bare: list[PciDevice], component: Component, served: bool) -> Finding:
+    drivers = sorted({device.driver for device in bare if device.driver})
+    has = f"the {drivers[0]} driver" if drivers else "no driver"
+    who = f"GPU {bare[0].address} has" if len(bare) == 1 else f"all {len(bare)} GPUs have"
     return Finding(
         id=no_driver.id,
         severity=Severity.WARNING if served else Severity.CRITICAL,
@@ -232,15 +240,15 @@ def _no_driver_finding(device: PciDevice, component: Component, served: bool) ->
         fault_class=FaultClass.CONFIGURATION,
         job_impact=JobImpact.BREAKS,
         component=component,
-        summary=f"GPU {device.address} has {has} bound, a job needs nvidia",
-        evidence=(
+        summary=f"{who} {has} bound, a job needs nvidia",
+        evidence=tuple(
             Evidence(
                 source="sysfs",
                 locator=f"/sys/bus/pci/devices/{device.address}/driver",
                 observed=device.driver or "none",
-                expected=None,
                 recheck=f"lspci -k -s {device.address}",
-            ),
+            )
+            for device in bare
         ),
         explains=("nvml.init-failed", "gpu.missing", "manifest.gpu-count"),
         remedy=Remedy(

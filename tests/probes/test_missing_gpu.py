@@ -207,6 +207,12 @@ def test_no_nvidia_driver(driver: str | None, has: str) -> None:
     )  # fmt: skip
 
 
+def test_all_without_the_driver_is_the_host() -> None:
+    (finding,) = judge(no_driver, snapshot(on_bus(*FOUR, driver=None), None))[1]
+    assert finding.summary == "all 4 GPUs have no driver bound, a job needs nvidia"
+    assert (finding.severity, finding.component.type) == (Severity.CRITICAL, "host")
+
+
 def test_one_of_several_without_the_driver() -> None:
     devices = (*on_bus(*FOUR[:3]), *on_bus(FOUR[3], driver=None))
     (finding,) = judge(no_driver, snapshot(devices, listed(*FOUR[:3])))[1]
