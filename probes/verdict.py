@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-import msgspec
-
+from probes.causes import Cause, causes_of, is_nameless_gpu, key_of, rank, reaches
 from probes.finding import (
     Component,
     Confidence,
@@ -37,18 +36,6 @@ _TEMPTING = ("xid", "sxid", "gpu", "kernel", "memory", "clocks", "power", "nvlin
 _BLAMELESS = (FaultClass.LOAD, FaultClass.NO_FAULT)
 
 
-class Cause(msgspec.Struct, frozen=True):
-    """Findings of one id that nothing else explains, the worst first, and what they cause."""
-
-    findings: tuple[Finding, ...]
-    symptoms: tuple[Finding, ...]
-
-    @property
-    def worst(self) -> Finding:
-        """The finding that the verdict is about."""
-        return self.findings[0]
-
-
 def node_verdicts(
     node: Node, findings: Iterable[Finding], results: tuple[ProbeResult, ...], *, hidden: bool
 ) -> tuple[Verdict, ...]:
@@ -69,9 +56,9 @@ def node_verdicts(
     mild = [
         finding
         for finding in mild
-        if not any(finding.id in f.explains and _reaches(node, f, finding) for f in alarming)
+        if not any(finding.id in f.explains and reaches(node, f, finding) for f in alarming)
     ]
-    culprits = {_key(culprit) for cause in causes for culprit in _culprits(cause)}
+    culprits = {key_of(culprit) for cause in causes for culprit in _culprits(cause)}
     return tuple(
         _accuse(
             node,
@@ -84,101 +71,10 @@ def node_verdicts(
     )
 
 
-def causes_of(node: Node, findings: Iterable[Finding]) -> tuple[Cause, ...]:
-    """The findings by root cause, the worst cause first."""
-    ranked = sorted(findings, key=_rank)
-    effects = {
-        id(cause): [
-            effect
-            for effect in ranked
-            if effect is not cause and effect.id in cause.explains and _reaches(node, cause, effect)
-        ]
-        for cause in ranked
-    }
-    explained = {id(effect) for cause in ranked for effect in effects[id(cause)]}
-    # where causes run in a circle, the worst of them begins it
-    roots: list[Finding] = []
-    symptoms: dict[int, list[Finding]] = {}
-    seen: set[int] = set()
-    for finding in sorted(ranked, key=lambda finding: id(finding) in explained):
-        if id(finding) in seen:
-            continue
-        seen.add(id(finding))
-        roots.append(finding)
-        below = symptoms.setdefault(id(finding), [])
-        todo = list(effects[id(finding)])
-        while todo:
-            effect = todo.pop(0)
-            if id(effect) not in seen:
-                seen.add(id(effect))
-                below.append(effect)
-                todo += effects[id(effect)]
-    groups: dict[str, list[Finding]] = {}
-    for root in sorted(roots, key=_rank):
-        groups.setdefault(root.id, []).append(root)
-    causes = [
-        Cause(
-            findings=tuple(members),
-            symptoms=tuple(effect for member in members for effect in symptoms[id(member)]),
-        )
-        for members in groups.values()
-    ]
-    # a mild cause of something grave comes before a mild one of nothing
-    causes.sort(key=lambda cause: min(map(_rank, (*cause.findings, *cause.symptoms)))[:2])
-    return tuple(causes)
-
-
-def _rank(finding: Finding) -> tuple[int, int, int, int, str, str]:
-    return (
-        -finding.severity.rank,
-        -finding.job_impact.rank,
-        -finding.confidence.rank,
-        -len(finding.explains),
-        finding.id,
-        finding.component.label(),
-    )
-
-
-def _reaches(node: Node, cause: Finding, effect: Finding) -> bool:
-    """Whether the two speak of one part, of the whole node, or of a device below a bridge."""
-    one, two = cause.component, effect.component
-    if "host" in (one.type, two.type) or _key(one) == _key(two):
-        return True
-    if two.type == "nvlink" and one.pci and one.pci == _far_end(node, two):
-        return True
-    if _is_nameless_gpu(two):  # one of those that the bus has and NVML does not name
-        return any(device.address == one.pci for device in node.unlisted_gpus)
-    if one.pci and two.pci:
-        return any(device.address == one.pci for device in node.pci_chain(two.pci)) or (
-            one.pci == two.pci
-        )
-    return bool(one.gpu_uuid and one.gpu_uuid == two.gpu_uuid) or bool(
-        one.device and one.device == two.device
-    )
-
-
-def _far_end(node: Node, nvlink: Component) -> str | None:
-    """The address at the other end of an NVLink: a switch, or a GPU."""
-    for gpu in node.gpus:
-        if gpu.pci is not None and gpu.pci == nvlink.pci:
-            return next((at.remote_pci for at in gpu.nvlinks or () if at.link == nvlink.link), None)
-    return None
-
-
-def _is_nameless_gpu(component: Component) -> bool:
-    return component.type == "gpu" and not component.pci and not component.gpu_uuid
-
-
-def _key(component: Component) -> tuple[object, ...]:
-    """What makes two components the same part, however many identifiers each carries."""
-    part = component.pci or component.gpu_uuid or component.device or component.index
-    return (part or component.type, component.link, component.port, component.pid, component.rank)
-
-
 def _culprits(cause: Cause) -> tuple[Component, ...]:
     if cause.worst.fault_class in _BLAMELESS:
         return ()
-    found = {_key(finding.component): finding.component for finding in reversed(cause.findings)}
+    found = {key_of(finding.component): finding.component for finding in reversed(cause.findings)}
     return tuple(reversed(found.values()))
 
 
@@ -193,18 +89,16 @@ def _accuse(
     tempting: list[RuledOut],
 ) -> Verdict:
     worst, first = cause.worst, cause is causes[0]
-    evidence = [item for finding in cause.findings for item in finding.evidence]
-    evidence += [finding.evidence[0] for finding in cause.symptoms]
     victims = {
-        _key(finding.component): finding.component
+        key_of(finding.component): finding.component
         for finding in cause.symptoms
         if finding.component.type != "host"
-        and _key(finding.component) not in all_culprits
-        and not _is_nameless_gpu(finding.component)  # then it is the culprit itself
+        and key_of(finding.component) not in all_culprits
+        and not is_nameless_gpu(finding.component)  # then it is the culprit itself
     }
     effects: dict[str, list[str]] = {}
     for effect in cause.symptoms:
-        if not _is_nameless_gpu(effect.component):  # which one it is can't be told
+        if not is_nameless_gpu(effect.component):  # which one it is can't be told
             effects.setdefault(effect.id, []).append(effect.component.label())
     ruled_out = [
         RuledOut(
@@ -223,11 +117,20 @@ def _accuse(
         culprits=_culprits(cause),
         summary=_joined(worst.summary, *tail),
         confidence=worst.confidence,
-        evidence=tuple(evidence[:_EVIDENCE_LIMIT]),
+        evidence=_evidence(cause),
         ruled_out=tuple((ruled_out + tempting)[:_RULED_OUT_LIMIT]),
         victims=tuple(victims.values()),
         next_step=remedy.text if remedy else f"Read `laggard explain {worst.id}`.",
     )
+
+
+def _evidence(cause: Cause) -> tuple[Evidence, ...]:
+    """All of the cause's and the first of each symptom; of each part the first when too many."""
+    effects = [finding.evidence[0] for finding in cause.symptoms]
+    every = [item for finding in cause.findings for item in finding.evidence] + effects
+    if len(every) > _EVIDENCE_LIMIT:
+        every = [finding.evidence[0] for finding in cause.findings] + effects + every
+    return tuple(dict.fromkeys(every))[:_EVIDENCE_LIMIT]
 
 
 def _more(cause: Cause) -> str:
@@ -315,7 +218,7 @@ def _informed(mild: list[Finding]) -> list[RuledOut]:
             what=f"{finding.id} on {finding.component.label()}",
             why=f"no reason to keep a job away: {finding.summary}",
         )
-        for finding in sorted(mild, key=_rank)
+        for finding in sorted(mild, key=rank)
     ]
 
 
