@@ -55,7 +55,7 @@ class _HungError(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{self.call} did not return within {self.waited_s:.3g} s; the calling process was in "
+            f"{self.call} did not return within {round(self.waited_s, 1):g} s; the calling process was in "
             f"{self.state}"
         )
 
