@@ -13,14 +13,8 @@ from typing import Any
 import msgspec
 
 from agent.collect.gaps import Gaps
-from agent.collect.nvml_answers import (
-    PERMISSION,
-    Answers,
-    Group,
-    gpu_fields,
-    reading_of,
-    section_of,
-)
+from agent.collect.nvml_answers import PERMISSION, Answers, Group
+from agent.collect.nvml_records import gpu_fields, reading_of, section_of
 from agent.host import Host
 from agent.nvml_channel import NvmlChannel
 from agent.parse.nvml_codes import (
@@ -55,8 +49,8 @@ class _HungError(Exception):
 
     def __str__(self) -> str:
         return (
-            f"{self.call} did not return within {round(self.waited_s, 1):g} s; the calling process was in "
-            f"{self.state}"
+            f"{self.call} did not return within {round(self.waited_s, 1):g} s; the calling process "
+            f"was in {self.state}"
         )
 
 

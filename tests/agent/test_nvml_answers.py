@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.collect.gaps import Gaps
-from agent.collect.nvml_answers import Answers, Group, gpu_fields, reading_of, section_of
+from agent.collect.nvml_answers import Answers, Group
+from agent.collect.nvml_records import gpu_fields, reading_of, section_of
 from agent.nvml_child import event_reason_fields, process_list_fits
 from agent.parse.nvml_codes import name_of, on_wsl, reason_of, state_of
 from probes.gap import Gap, GapReason
