@@ -4,20 +4,21 @@ Run by path: ``python -I -S nvml_child.py PYNVML_DIR NOTE``; the only importer o
 is a file descriptor of a page that holds the last call begun, behind the monotonic time in
 nanoseconds: what hung is found there. It takes one request a line and answers in lines:
 
-===================================  ==============================================================
-``init S``                           nvmlInit and the versions
-``gpu INDEX S``                      all of a GPU and a first reading
+=====================================  ============================================================
+``init S``                             nvmlInit and the versions
+``gpu INDEX S``                        all of a GPU and a first reading
 ``sample INDEX LINKS ARCHITECTURE S``  a reading
-``quit``                             end, as does the end of standard input
-===================================  ==============================================================
+``quit``                               end, as does the end of standard input
+=====================================  ============================================================
 
 - ``={...}``: a group of answers by key: the call's name without ``nvmlDeviceGet``, its arguments
   behind dots. A value, or ``[code]`` for a return code other than success;
 - ``.``: the request is done.
 
-Nothing is judged here. One thread: NVML's thread safety has had bugs, and so has calling it in
-parallel on several GPUs. A request ends early when the GPU is lost, or when its calls return but
-``S`` seconds are over. What is imported is kept small: it is half of the cost of a run.
+Nothing is judged here. The file stands alone: our packages are not on its path. One thread: NVML's
+thread safety has had bugs, and so has calling it in parallel on several GPUs. A request ends early
+when the GPU is lost, or when its calls return but ``S`` seconds are over. What is imported is kept
+small: it is half of the cost of a run.
 """
 
 from __future__ import annotations
