@@ -83,8 +83,9 @@ def reaches(node: Node, cause: Finding, effect: Finding) -> bool:
     one, two = cause.component, effect.component
     if "host" in (one.type, two.type) or key_of(one) == key_of(two):
         return True
-    if two.type == "nvlink" and one.pci and one.pci == _far_end(node, two):
-        return True
+    if two.type == "nvlink" and one.pci and one.pci != two.pci:
+        far = _far_end(node, two)  # a link that is off does not tell, it ends in some NVSwitch
+        return far == one.pci or (far is None and (one.device or "").startswith("nvidia-nvswitch"))
     if is_nameless_gpu(two):  # one of those that the bus has and NVML does not name
         return any(device.address == one.pci for device in node.unlisted_gpus)
     if one.pci and two.pci:

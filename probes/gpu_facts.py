@@ -109,7 +109,7 @@ def gpu_finding(
 
 def _how_named(node: Node, gpu: Gpu) -> Iterable[Evidence]:
     """How the address of a GPU is known for which NVML has an index only."""
-    if gpu.pci is not None and node.is_named_by_bus(gpu):
+    if gpu.pci in node.pci_by_address and node.is_named_by_bus(gpu):
         yield Evidence(
             source="sysfs",
             locator="/sys/bus/pci/devices",

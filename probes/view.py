@@ -88,18 +88,29 @@ class Node:
         """Every GPU that NVML lists, also those that no longer answer.
 
         NVML gives no more than an index for a GPU that it has no handle for. Where it is the only
-        such one, and all but one of the GPUs on the bus are accounted for, it is that one.
+        such one, and all but one of the GPUs on the bus are accounted for, it is that one; where
+        the bus has none left over, it is the only one of which the kernel log has an Xid.
         """
         listed = self.snapshot.nvml.gpus if self.snapshot.nvml else ()
         nameless = [gpu for gpu in listed if gpu.pci is None]
-        unlisted = self.unlisted_gpus
-        if len(nameless) != 1 or len(unlisted) != 1 or nameless[0].state in _HIDDEN_STATES:
+        candidates = {device.address for device in self.unlisted_gpus} or self._gone_gpus
+        if len(nameless) != 1 or len(candidates) != 1 or nameless[0].state in _HIDDEN_STATES:
             return listed
-        address = unlisted[0].address
+        (address,) = candidates
         named = replace(
             nameless[0], pci=address, uuid=nameless[0].uuid or self.uuid_in_log.get(address)
         )
         return tuple(named if gpu is nameless[0] else gpu for gpu in listed)
+
+    @cached_property
+    def _gone_gpus(self) -> set[str]:
+        """GPUs that had an Xid in this boot, and that neither NVML nor the bus lists any more."""
+        events = self.snapshot.kernel.events if self.snapshot.kernel else ()
+        there = {gpu.pci for gpu in self.snapshot.nvml.gpus} if self.snapshot.nvml else set()
+        if self.snapshot.pci is None:
+            return set()
+        xids = {event.pci for event in events if event.kind == "xid" and event.pci}
+        return xids - there - self.pci_by_address.keys()
 
     def is_named_by_bus(self, gpu: Gpu) -> bool:
         """Whether NVML did not give the GPU's address, and the bus did."""

@@ -138,15 +138,14 @@ def _by_siblings(node: Node, place: Place, width: int) -> Statement:
 
 def _finding(node: Node, place: Place, width: int, expected: Expected) -> Finding:
     cost = cost_of(node, place)
+    by_setting = expected.confidence is Confidence.POSSIBLE  # all are alike
     # a lone GPU of a guest: the host may have wired it so
-    unseen = expected.confidence is Confidence.POSSIBLE and node.snapshot.virtualization is not None
+    unseen = by_setting and node.snapshot.virtualization is not None
     return Finding(
         id=width_trained_down.id,
         severity=Severity.INFO if unseen else cost.severity,
         confidence=expected.confidence,
-        fault_class=FaultClass.CONFIGURATION
-        if expected.confidence is Confidence.POSSIBLE
-        else FaultClass.HARDWARE,
+        fault_class=FaultClass.CONFIGURATION if by_setting else FaultClass.HARDWARE,
         job_impact=JobImpact.NONE if unseen else cost.job_impact,
         component=place.component,
         summary=f"{place.words} trained x{width}, {expected.words}{place.shared}",
@@ -158,6 +157,13 @@ def _finding(node: Node, place: Place, width: int, expected: Expected) -> Findin
             "pcie.replay-growth",
         ),
         remedy=Remedy(
+            action=Action.RECONFIGURE,
+            text="Look at how the slots are split (bifurcation) in the firmware's setup, and at "
+            "the board's manual: all are alike, so the cards are not to blame.",
+            disruptive=False,
+        )
+        if by_setting
+        else Remedy(
             action=Action.RESEAT,
             text="Drain the node, reseat or re-cable the lower device of this link (riser, cable, "
             "slot) and look at its width again. If it stays narrow, try the card in another slot: "

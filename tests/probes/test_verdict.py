@@ -1,5 +1,6 @@
 from typing import Any
 
+from probes.all_clear import SUMMARY_LIMIT
 from probes.finding import (
     Action,
     Component,
@@ -16,7 +17,7 @@ from probes.result import Outcome, ProbeResult, RuledOut, Verdict
 from probes.snapshot.gpu import GpuState, NvmlSection
 from probes.snapshot.node import NodeSnapshot
 from probes.snapshot.pci import PciSection
-from probes.verdict import SUMMARY_LIMIT, node_verdicts
+from probes.verdict import node_verdicts
 from probes.view import Node
 from tests.support.nodes import ADDRESSES, gpu, node
 
@@ -245,12 +246,18 @@ def test_a_mild_cause_of_something_grave_answers_first() -> None:
 
 
 def test_the_same_fault_on_many_parts_is_one_verdict_with_all_of_them() -> None:
-    (found,) = verdicts(*(finding("power.limit-low", on(i)) for i in range(4)))
-    assert found.culprits == tuple(on(i) for i in range(4))
+    (found,) = verdicts(*(finding("power.limit-low", on(i)) for i in range(3)))
+    assert found.culprits == tuple(on(i) for i in range(3))
     assert found.summary == (
-        "0000:17:00.0 power.limit-low 8, expected 16; the same on 3 more: 0000:3b:00.0, "
-        "0000:88:00.0, 0000:b3:00.0"
+        "0000:17:00.0 power.limit-low 8, expected 16; the same on 2 more: 0000:3b:00.0, "
+        "0000:88:00.0; nothing found on the other 1 of 4 GPUs"
     )
+
+
+def test_what_all_gpus_have_alike_is_the_hosts() -> None:
+    (found,) = verdicts(*(finding("power.limit-low", on(i)) for i in range(4)))
+    assert found.culprits == (HOST,)
+    assert found.victims == tuple(on(i) for i in range(4))
 
 
 def test_one_part_with_two_findings_of_an_id_is_one_culprit() -> None:
