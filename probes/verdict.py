@@ -176,7 +176,8 @@ def _others(node: Node, causes: tuple[Cause, ...]) -> str:
 
 def _unlisted(node: Node) -> int:
     """GPUs of this node that NVML leaves out altogether."""
-    return len(node.unlisted_gpus) - sum(map(node.is_named_by_bus, node.gpus))
+    listed = {gpu.pci for gpu in node.gpus}
+    return sum(device.address not in listed for device in node.unlisted_gpus)
 
 
 def _names(components: Iterable[Component]) -> set[str]:

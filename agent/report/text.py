@@ -133,7 +133,14 @@ def _evidence(evidence: Evidence) -> Iterator[Row]:
 
 
 def _ruled_out(report: Report) -> Iterator[Row]:
-    items = [item for verdict in report.verdicts for item in verdict.ruled_out]
+    infos = [finding for finding in report.findings if finding.severity is Severity.INFO]
+    notes = tuple(f"{finding.id} on {finding.component.label()}" for finding in infos)
+    items = [
+        item
+        for verdict in report.verdicts
+        for item in verdict.ruled_out
+        if not item.what.startswith(notes)  # they have a section of their own
+    ]
     if items:
         yield Row()
         yield Row("NOT A FAULT", style="bold")

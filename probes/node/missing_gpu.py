@@ -96,7 +96,7 @@ def _missing_finding(node: Node, device: PciDevice, failed: list[Gpu], bound: in
         job_impact=JobImpact.BREAKS,
         component=node.pci_component(device),
         summary=f"GPU {device.address} is on the PCI bus with the nvidia driver, NVML lists "
-        f"{listed} of {bound} without it{why}"[:200],
+        f"{listed} of {bound}, not this one{why}"[:200],
         evidence=(
             sysfs(device, "driver", "nvidia"),
             Evidence(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from agent.exitcode import exit_code
 from probes.finding import Component
@@ -190,6 +191,43 @@ CASES = {
         r"GPU 0000:9d:00\.0 is lost \(fallen off the bus\); 7 of 8 GPUs answer",
         "Drain and power-cycle the node",
         seen_in=("nvml", "sysfs"),
+    ),
+    "fallen and gone from the bus": Case(
+        Machine(
+            "include = h100x8_busy.scn\n[gpu 7]\nHandle = !GPU_IS_LOST\n",
+            bus="".join(pci_gpu(address) for address in GPUS[:7]),
+            kmsg=FALLEN.replace("9d:00", "df:00").replace("000000000004", "000000000007"),
+        ),
+        "critical breaks hardware xid.off-bus proven",
+        (gpu(7),),
+        r"GPU 0000:df:00\.0: Xid 79 .*; the other 7 of 8 GPUs answer",
+        "Drain and power-cycle the node",
+        rules_out=("gpu.lost on", "Xid 43 on 0000:c3:00.0"),
+    ),
+    "a switch of the fabric failed": Case(
+        Machine(
+            "nvlink_down",
+            kmsg="[70000.1] nvidia-nvswitch2: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 40 LTSSM "
+            "Fault Up",
+        ),
+        "critical breaks hardware sxid.fatal proven",
+        (Component(type="link", host="gpu-a07", pci="0000:06:00.0", device="nvidia-nvswitch2"),),
+        r"NVSwitch 2 \(0000:06:00\.0\): fatal SXid 20034 on link 40 at 70000 s",
+        "Drain, then reset all GPUs and the switches together",
+        victims=(structs.replace(gpu(2), type="nvlink", link=7),),
+        rules_out=("nvlink.down on 0000:52:00.0 link 7",),
+    ),
+    "all links narrow: the slots are split": Case(
+        Machine(
+            "include = h100x8_busy.scn\nCurrPcieLinkWidth = 8\n",
+            changes="".join(trained(index, 8) for index in range(8)),
+        ),
+        "warning slows configuration pcie.width-trained-down possible",
+        (HOST,),
+        r"GPU 0000:1b:00\.0: link to root port 0000:1a:01\.0 trained x8, both ends support x16; the "
+        r"same on 7 more: .*",
+        "Look at how the slots are split",
+        victims=tuple(gpu(index) for index in range(8)),
     ),
     "fallen before the driver was loaded again": Case(
         Machine(kmsg=FALLEN + LOADED),

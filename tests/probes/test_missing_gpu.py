@@ -100,7 +100,7 @@ def test_no_gpu() -> None:
 def test_nvml_leaves_a_gpu_out() -> None:
     (finding,) = judge(missing, snapshot(on_bus(*FOUR), listed(*FOUR[:3])))[1]
     assert finding.summary == (
-        "GPU 0000:c5:00.0 is on the PCI bus with the nvidia driver, NVML lists 3 of 4 without it"
+        "GPU 0000:c5:00.0 is on the PCI bus with the nvidia driver, NVML lists 3 of 4, not this one"
     )
     assert (finding.severity, finding.confidence) == (Severity.CRITICAL, Confidence.LIKELY)
     assert finding.component == Component(type="gpu", host="n07", pci="0000:c5:00.0")
@@ -114,7 +114,7 @@ def test_the_bus_names_the_gpu_that_nvml_cannot() -> None:
     assert summaries(missing, snapshot(on_bus(*FOUR), (*listed(*FOUR[:3]), lost[1]))) == []
     (finding, other) = judge(missing, snapshot(on_bus(*FOUR), (*listed(*FOUR[:2]), *lost)))[1]
     assert finding.summary == (
-        "GPU 0000:85:00.0 is on the PCI bus with the nvidia driver, NVML lists 2 of 4 without it; "
+        "GPU 0000:85:00.0 is on the PCI bus with the nvidia driver, NVML lists 2 of 4, not this one; "
         "NVML has 2 without an address: NVML_ERROR_GPU_IS_LOST"
     )
     assert finding.confidence is Confidence.PROVEN
