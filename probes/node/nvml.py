@@ -261,7 +261,8 @@ def slow_call(node: Node, limits: Limits) -> Statements:
     Do: read the kernel log for Xid 119 and 120, look at the corrected error rate, check again.
     """
     nvml = node.snapshot.nvml
-    if nvml is not None and (nvml.init_ms or 0) >= limits["slow_ms"]:
+    came = nvml is not None and nvml.init_error != _HUNG
+    if nvml is not None and came and (nvml.init_ms or 0) >= limits["slow_ms"]:
         persistent = node.live_gpus and all(gpu.persistence_mode for gpu in node.live_gpus)
         note = f"nvmlInit took {(nvml.init_ms or 0) / 1000:.1f} s"
         yield Clear(
