@@ -83,7 +83,8 @@ def fabric_manager(node: Node) -> Statements:
             yield NotApplicable("nothing says that there is an NVSwitch here")
             return
     service = next((entry for entry in section.driver.services if entry.name == _NAME), None)
-    registered = bool(states) and all(state == _COMPLETED for state in states)
+    refused = sum(bool(gpu.fabric and gpu.fabric.status) for gpu in node.live_gpus)
+    registered = bool(states) and not refused and all(state == _COMPLETED for state in states)
     driver = section.driver.module_version
     running = service.running if service else None
     version = service.version if service else None
@@ -101,7 +102,9 @@ def fabric_manager(node: Node) -> Statements:
     if running:
         summary = f"fabric manager {version} is installed for driver {driver}: it won't start again"
     else:
-        summary = f"fabric manager does not run, {_hardware(len(switches), states, registered)}"
+        summary = (
+            f"fabric manager does not run, {_hardware(len(switches), states, registered, refused)}"
+        )
         if differs:
             summary += f"; installed is {version}, the driver is {driver}"
     yield Finding(
@@ -124,11 +127,13 @@ def fabric_manager(node: Node) -> Statements:
     )
 
 
-def _hardware(switches: int, states: Sequence[int | None], registered: bool) -> str:
+def _hardware(switches: int, states: Sequence[int | None], registered: bool, refused: int) -> str:
     if registered:
         return "the GPUs are still registered from before"
     if states:
         waiting = sum(state != _COMPLETED for state in states)
+        if refused and not waiting:
+            return f"{refused} of {len(states)} GPUs could not register with it"
         return f"{waiting} of {len(states)} GPUs wait for it"
     return f"{switches} NVSwitches are here"
 

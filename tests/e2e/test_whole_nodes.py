@@ -419,6 +419,18 @@ CASES = {
         "journalctl -u nvidia-fabricmanager -b says why",
         rules_out=("fabric.state on gpu-a07",),
     ),
+    "the fabric manager died while one GPU joined": Case(
+        Machine(
+            "fabric_failed",
+            hide=("/proc/2211/", "/sys/fs/cgroup/system.slice/nvidia-fabricmanager.service"),
+        ),
+        "critical breaks software host.fabric-manager proven",
+        (HOST,),
+        r"fabric manager does not run, 1 of 8 GPUs could not register with it",
+        "journalctl -u nvidia-fabricmanager -b says why",
+        victims=(gpu(1),),
+        rules_out=("fabric.state on 0000:43:00.0",),
+    ),
     "a rail is down, a spare port is switched off": Case(
         Machine(ports=PORTS + port(7, "1: DOWN", "2: Polling") + port(8, "1: DOWN", "3: Disabled")),
         "warning slows configuration nic.port-down likely",
