@@ -86,7 +86,9 @@ def _claimed_by_others(package: str) -> list[str]:
         name = distribution.metadata["Name"]
         if name == "laggard":
             continue
-        top = {file.parts[0] for file in distribution.files or () if file.parts}
+        # the text itself: `files` leaves out, from Python 3.13 on, what no longer exists
+        record = distribution.read_text("RECORD") or ""
+        top = {line.split(",")[0].split("/")[0] for line in record.splitlines()}
         if package in top or f"{package}.py" in top:
             claims.add(name)
     return sorted(claims)
