@@ -316,8 +316,8 @@ def lockup(node: Node, limits: Limits) -> Statements:
         yield Clear(node.host_component())
 
 
-@probe("kernel.segfault-in-nccl", needs=("kernel",))
-def segfault_in_nccl(node: Node) -> Statements:
+@probe("kernel.library-crash", needs=("kernel",))
+def library_crash(node: Node) -> Statements:
     """A process crashed inside NCCL, CUDA or another library of the job.
 
     The rank died with a segmentation fault; its peers hang in the next collective until their
@@ -334,7 +334,7 @@ def segfault_in_nccl(node: Node) -> Statements:
         last = lines[-1]
         yield _finding(
             node,
-            "kernel.segfault-in-nccl",
+            "kernel.library-crash",
             reversed(lines),
             f"{last.process} ({last.pid}) crashed in {library}"
             f"{times(sum(event.count for event in lines), lines[0])}",
