@@ -21,7 +21,6 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,7 +54,8 @@ def read_toml(path: str) -> dict[str, Any]:
     """Read a TOML file. Raises LaggardError that names it."""
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data: dict[str, Any] = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            data: dict[str, Any] = tomllib.loads(file.read())
     except OSError as error:
         raise LaggardError(f"reading {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # bad TOML or bad UTF-8
@@ -78,7 +78,7 @@ def load_config(explicit: str | None, options: Collection[str]) -> Config:
     for path in _usual_files():
         reason = _unusable(path)
         if reason is None:
-            _merge(config, str(path), read_toml(str(path)), options)
+            _merge(config, path, read_toml(path), options)
         elif reason:
             config.problems.append(f"{path}: {reason}; it is left out")
     if explicit:
@@ -86,19 +86,19 @@ def load_config(explicit: str | None, options: Collection[str]) -> Config:
     return config
 
 
-def _usual_files() -> Iterator[Path]:
-    yield Path(SITE_CONFIG)
+def _usual_files() -> Iterator[str]:
+    yield SITE_CONFIG
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if not base.startswith("/"):  # the XDG specification: ignore a relative one
         base = os.path.join(os.path.expanduser("~"), ".config")
     if base.startswith("/"):
-        yield Path(base, "laggard/config.toml")
+        yield os.path.join(base, "laggard/config.toml")
 
 
-def _unusable(path: Path) -> str | None:
+def _unusable(path: str) -> str | None:
     """None for a file to read, empty for one that is not there, else why it is left out."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             owner = os.fstat(file.fileno()).st_uid
     except (FileNotFoundError, NotADirectoryError):
         return ""

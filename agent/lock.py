@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 import msgspec
 
@@ -45,13 +44,13 @@ class LockedError(Exception):
 
 
 @contextlib.contextmanager
-def one_at_a_time(directory: Path, deadline_s: float) -> Iterator[None]:
+def one_at_a_time(directory: str, deadline_s: float) -> Iterator[None]:
     """Hold the lock of a state directory. Raises LockedError, and OSError without a place for it.
 
     The kernel drops it with the process, whatever ends that; children close what they inherit.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    os.makedirs(directory, exist_ok=True)
+    handle = os.open(os.path.join(directory, FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

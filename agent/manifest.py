@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -32,7 +32,7 @@ def read_manifest(path: str) -> Manifest:
 
 def site_manifest() -> Manifest | None:
     """The manifest of this machine, when it has one."""
-    return read_manifest(SITE_MANIFEST) if Path(SITE_MANIFEST).exists() else None
+    return read_manifest(SITE_MANIFEST) if os.path.exists(SITE_MANIFEST) else None
 
 
 def manifest_of(snapshot: NodeSnapshot) -> Manifest:

@@ -9,14 +9,13 @@ import select
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 _END_WAIT_S = 0.5
 _NOTE_BYTES = 128
-_CHILD = Path(__file__).with_name("nvml_child.py")
+_CHILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml_child.py")
 
 
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,19 +42,17 @@ class NvmlChannel(Protocol):
         """Let it end; kill it when it does not."""
 
 
-def binding_folder() -> Path | None:
+def binding_folder() -> str | None:
     """Where pynvml is installed: beside this package or msgspec, before what sys.path says.
 
     PYTHONPATH and the current folder may hold a pynvml.py that is not NVIDIA's.
     """
-    installed = [Path(__file__).parent.parent]
-    if msgspec.__file__:
-        installed.append(Path(msgspec.__file__).parent.parent)
-    for folder in installed:
-        if (folder / "pynvml.py").is_file():
+    for module_file in (os.path.abspath(__file__), msgspec.__file__):
+        folder = os.path.dirname(os.path.dirname(module_file or ""))
+        if os.path.isfile(os.path.join(folder, "pynvml.py")):
             return folder
     spec = importlib.util.find_spec("pynvml")
-    return Path(spec.origin).parent if spec and spec.origin else None
+    return os.path.dirname(spec.origin) if spec and spec.origin else None
 
 
 class LiveNvmlChannel:
@@ -68,7 +65,7 @@ class LiveNvmlChannel:
         self._note = _shared_note()
         # -I -S: neither PYTHONPATH nor site hooks reach it, only the binding's own directory
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD), str(folder), str(self._note)],
+            [sys.executable, "-I", "-S", _CHILD, folder, str(self._note)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -149,14 +146,19 @@ def _ending_of(returncode: int) -> str:
     return f"signal {-returncode}" if returncode < 0 else f"exit status {returncode}"
 
 
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
 def _state_of(pid: int) -> str:
     """State letter and kernel function of a process, as /proc shows them."""
     try:
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        letter = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return "state unknown"
     try:
-        wchan = Path(f"/proc/{pid}/wchan").read_text().strip("\0\n ")
+        wchan = _read(f"/proc/{pid}/wchan").strip("\0\n ")
     except OSError:
         wchan = ""
     return f"state {letter}" + (f" in {wchan}" if wchan not in ("", "0") else "")

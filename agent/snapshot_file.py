@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import hashlib
+import os
 import re
-import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -67,6 +66,8 @@ def decode_snapshot(data: bytes, name: str) -> NodeSnapshot:
 
 
 def _gunzip(data: bytes, name: str) -> bytes:
+    import zlib
+
     try:
         unpacker = zlib.decompressobj(wbits=31)
         out = unpacker.decompress(data, _LIMIT_BYTES)
@@ -92,7 +93,7 @@ def read_input(path: str) -> bytes:
         data = sys.stdin.buffer.read(_LIMIT_BYTES + 1)
     else:
         try:
-            with Path(path).open("rb") as file:
+            with open(path, "rb") as file:
                 data = file.read(_LIMIT_BYTES + 1)
         except OSError as error:
             raise LaggardError(f"reading {path}: {error.strerror}") from None
@@ -108,31 +109,33 @@ def write_output(path: str, data: bytes) -> None:
 
         sys.stdout.buffer.write(data)
         return
-    target = Path(path)
-    if target.exists() and not target.is_file():  # /dev/stdout, a FIFO: nothing to rename over
-        _refuse(lambda: target.write_bytes(data), path)
+    if os.path.exists(path) and not os.path.isfile(path):  # /dev/stdout, a FIFO: no renaming
+        _refuse(lambda: _write(path, data), path)
         return
-    temporary = target.with_name(f".{target.name}.{_unique()}.tmp")
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
 
     def write() -> None:
         try:
-            temporary.write_bytes(data)
-            temporary.replace(target)
+            _write(temporary, data)
+            os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(temporary)
 
     _refuse(write, path)
 
 
 def compress(data: bytes) -> bytes:
     """Gzip without a time stamp, so that equal snapshots give equal files."""
+    import gzip
+
     return gzip.compress(data, mtime=0)
 
 
-def _unique() -> int:
-    import os
-
-    return os.getpid()
+def _write(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
 
 
 def _refuse(write: Callable[[], object], path: str) -> None:

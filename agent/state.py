@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -14,7 +13,7 @@ from agent.snapshot_file import write_output
 T = TypeVar("T")
 
 
-def state_directory() -> Path:
+def state_directory() -> str:
     """STATE_DIRECTORY (systemd sets it), else XDG_STATE_HOME when set, else by user.
 
     A directory of the user's may be shared by many nodes (a home on NFS), and what one node's last
@@ -23,16 +22,16 @@ def state_directory() -> Path:
     if given := _absolute(os.environ.get("STATE_DIRECTORY", "").split(":")[0]):
         return given
     if given := _absolute(os.environ.get("XDG_STATE_HOME", "")):
-        return given / "laggard" / os.uname().nodename
+        return os.path.join(given, "laggard", os.uname().nodename)
     if os.geteuid() == 0:
-        return Path("/var/lib/laggard")
-    home = _absolute(os.path.expanduser("~")) or Path("/nonexistent")
-    return home / ".local/state/laggard" / os.uname().nodename
+        return "/var/lib/laggard"
+    home = _absolute(os.path.expanduser("~")) or "/nonexistent"
+    return os.path.join(home, ".local/state/laggard", os.uname().nodename)
 
 
-def _absolute(text: str) -> Path | None:
+def _absolute(text: str) -> str | None:
     """The XDG specification: a path that is not absolute is to be ignored."""
-    return Path(text) if text.startswith("/") else None
+    return text if text.startswith("/") else None
 
 
 class State:
@@ -41,7 +40,7 @@ class State:
     ``directory`` None keeps nothing.
     """
 
-    def __init__(self, directory: Path | None) -> None:
+    def __init__(self, directory: str | None) -> None:
         self.directory = directory
         self.problems: list[str] = []
 
@@ -54,9 +53,10 @@ class State:
         """What was kept under a name; None when nothing usable was."""
         if self.directory is None:
             return None
-        path = self.directory / name
+        path = os.path.join(self.directory, name)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=type)
+            with open(path, "rb") as file:
+                return msgspec.json.decode(file.read(), type=type)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -70,9 +70,11 @@ class State:
         if self.directory is None:
             return False
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            os.makedirs(self.directory, exist_ok=True)
             data = msgspec.json.Encoder(order="sorted").encode(value)
-            write_output(str(self.directory / name), msgspec.json.format(data, indent=1) + b"\n")
+            write_output(
+                os.path.join(self.directory, name), msgspec.json.format(data, indent=1) + b"\n"
+            )
         except (OSError, LaggardError) as error:
             said = error.message if isinstance(error, LaggardError) else str(error)
             self.forget(said)

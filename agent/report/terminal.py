@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from typing import TextIO
 
 from agent.report import RenderOptions
@@ -20,5 +19,9 @@ def options_for(stream: TextIO, *, color: str = "auto", verbose: int = 0) -> Ren
         colored = wanted and not os.environ.get("NO_COLOR")
     else:
         colored = color == "always"
-    width = shutil.get_terminal_size().columns if is_terminal else None
+    width = None
+    if is_terminal:
+        import shutil
+
+        width = shutil.get_terminal_size().columns
     return RenderOptions(verbose=verbose, color=colored, width=width)
