@@ -49,12 +49,14 @@ def in_turn(
     commands: dict[str, list[str]], *, runs: int, env: dict[str, str] | None = None
 ) -> dict[str, Figures]:
     """Run the commands A B C A B C …, one round first that does not count."""
-    samples: dict[str, list[Figures]] = {name: [] for name in commands}
+    samples: dict[str, list[Figures]] = {name: [] for name in commands}  # the counted runs
     for round_number in range(runs + 1):
         for name, argv in commands.items():
             figures = once(argv, env)
             if round_number:
                 samples[name].append(figures)
+            if samples[name] and figures.code != samples[name][0].code:
+                raise SystemExit(f"{name} ended with {figures.code} this time: not comparable")
     return {
         name: Figures(
             taken[0].code,
