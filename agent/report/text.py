@@ -104,8 +104,12 @@ def _finding(finding: Finding, host: str, verbose: int) -> Iterator[Row]:
     if finding.job_impact is not JobImpact.NONE:
         said.append(JOB_WORDS[finding.job_impact])
     yield Row("; ".join(said), label="how sure", indent=2)
-    for evidence in finding.evidence:
+    following = (*finding.evidence[1:], None)
+    for evidence, after in zip(finding.evidence, following, strict=True):
         yield from _evidence(evidence)
+        # one command that shows several of the facts stands once, behind the last of them
+        if evidence.recheck and (after is None or after.recheck != evidence.recheck):
+            yield Row(evidence.recheck, label="recheck", indent=2, style="cyan")
     if finding.explains:
         yield Row(", ".join(finding.explains), label="explains", indent=2)
     if finding.remedy:
@@ -128,8 +132,6 @@ def _evidence(evidence: Evidence) -> Iterator[Row]:
     yield Row(" ".join(parts), label="proof", indent=2)
     if evidence.quote:
         yield Row(f'"{evidence.quote}"', label="", indent=2)
-    if evidence.recheck:
-        yield Row(evidence.recheck, label="recheck", indent=2, style="cyan")
 
 
 def _ruled_out(report: Report) -> Iterator[Row]:

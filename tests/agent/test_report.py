@@ -70,6 +70,16 @@ def test_healthy_page() -> None:
     )
 
 
+def test_a_command_that_shows_two_facts_stands_once() -> None:
+    first = msgspec.structs.replace(OFF_BUS.evidence[0], quote=None)
+    second = msgspec.structs.replace(first, locator="/dev/kmsg seq 813")
+    third = msgspec.structs.replace(first, recheck="lspci")
+    finding = msgspec.structs.replace(OFF_BUS, evidence=(first, second, third))
+    lines = render(faulty(findings=(finding,)), "text").splitlines()
+    labels = [line.split()[0] for line in lines if line.startswith(("  proof", "  recheck"))]
+    assert labels == ["proof", "proof", "recheck", "proof", "recheck"]
+
+
 def test_unknown_is_never_fit() -> None:
     page = render(healthy(health=Health.UNKNOWN), "text")
     assert page.startswith("CAN'T TELL: n44; nothing seen that stops a job.\n")
