@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -28,6 +29,26 @@ def test_usage_errors_are_3_not_clicks_2(
 ) -> None:
     assert run(argv) == 3
     assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--sample", "--deadline", "--splay"])
+@pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
+def test_a_time_that_is_none_is_wrong_use(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["check", option, value]) == 3
+    assert f"Invalid value for '{option}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["check"], ["doctor"], ["snapshot", "record", "-o", "-"]])
+def test_a_root_without_a_machine_is_wrong_use_not_a_fit_node(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for root in (tmp_path, tmp_path / "missing"):
+        assert run([*argv, "--root", str(root)]) == 3
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert f"--root {root}: neither proc nor sys stands there" in said.err
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--version"], ["explain", "--help"]])

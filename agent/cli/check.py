@@ -79,7 +79,7 @@ _LAST_RESORT_S = 5.0  # past the deadline
 )
 @click.option(
     "--splay",
-    type=click.FloatRange(0, 86400),
+    type=options.Seconds(0, 86400),
     default=0.0,
     metavar="SECONDS",
     help="Wait a random part of this time first, so that a fleet does not start at once.",

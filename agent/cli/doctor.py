@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
+from agent.cli import options
+
 
 @click.command()
-@click.option(
-    "--root", default="/", show_default=True, help="Where the host's /proc, /sys, /dev stand."
-)
+@options.root
 def doctor(root: str) -> int:
     """Say what laggard can read here, how to let it read the rest, and what shadows its modules.
 

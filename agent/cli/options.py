@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from typing import Any
 
 import click
@@ -11,9 +13,34 @@ from agent.errors import LaggardError
 
 ENV_PREFIX = "LAGGARD"
 
+
+class Seconds(click.FloatRange):
+    """A length of time; NaN, which no bound refuses, is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """See click."""
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return found
+
+
+def _root(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    """Refuse a place without a machine: nothing found there is no sign of health."""
+    path = value or "/"
+    if not any(os.path.isdir(os.path.join(path, name)) for name in ("proc", "sys")):
+        raise LaggardError(
+            f"--root {value}: neither proc nor sys stands there",
+            "name the directory that the host's / is mounted on, with its /proc and /sys",
+        )
+    return path
+
+
 sample = click.option(
     "--sample",
-    type=click.FloatRange(0, 3600),
+    type=Seconds(0, 3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
@@ -21,7 +48,7 @@ sample = click.option(
 )
 deadline = click.option(
     "--deadline",
-    type=click.FloatRange(1, 3600),
+    type=Seconds(1, 3600),
     default=20.0,
     show_default=True,
     metavar="SECONDS",
@@ -32,6 +59,7 @@ root = click.option(
     default="/",
     show_default=True,
     metavar="DIR",
+    callback=_root,
     help="Where the host's /proc, /sys, /dev, /etc, /var/log stand.",
 )
 

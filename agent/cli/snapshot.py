@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from agent.cli import options
 from agent.snapshot_file import compress, encode_snapshot, read_snapshot, write_output
 
 
@@ -14,31 +15,19 @@ def snapshot() -> None:
 
 @snapshot.command()
 @click.option(
-    "-o", "--output", required=True, help="File to write, - for standard output; .gz packs."
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE",
+    help="File to write, - for standard output; .gz packs.",
 )
 @click.option(
     "--raw", is_flag=True, help="Write every byte read instead, as a text tree for fixtures."
 )
-@click.option(
-    "--sample",
-    "sample_s",
-    type=click.FloatRange(0, 3600),
-    default=2.0,
-    show_default=True,
-    help="Seconds between the two readings of each counter.",
-)
-@click.option(
-    "--deadline",
-    "deadline_s",
-    type=click.FloatRange(1, 3600),
-    default=20.0,
-    show_default=True,
-    help="Seconds after which the run ends with what it has.",
-)
-@click.option(
-    "--root", default="/", show_default=True, help="Where the host's /proc, /sys, /dev stand."
-)
-def record(output: str, raw: bool, sample_s: float, deadline_s: float, root: str) -> int:
+@options.sample
+@options.deadline
+@options.root
+def record(output: str, raw: bool, sample: float, deadline: float, root: str) -> int:
     """Read this node once and keep it.
 
     The snapshot holds typed readings and can be judged anywhere with `laggard check --from`. With
@@ -50,13 +39,13 @@ def record(output: str, raw: bool, sample_s: float, deadline_s: float, root: str
     from agent.recording import RecordingHost
     from agent.run import RunOptions, collect_node
 
-    options = RunOptions(sample_s=sample_s, deadline_s=deadline_s)
+    run_options = RunOptions(sample_s=sample, deadline_s=deadline)
     if raw:
         host = RecordingHost(LiveHost(root))
-        collect_node(host, options)
+        collect_node(host, run_options)
         data = format_fstree(host.tree).encode("utf-8", "surrogateescape")
     else:
-        data = encode_snapshot(collect_node(LiveHost(root), options))
+        data = encode_snapshot(collect_node(LiveHost(root), run_options))
     write_output(output, compress(data) if output.endswith(".gz") else data)
     return 0
 
@@ -127,9 +116,11 @@ def diff(before: str, after: str) -> int:
     return 1 if alarming or raised or any(change.worse for change in changes) else 0
 
 
-@snapshot.command()
+@snapshot.command(short_help="Replace names of people and places by pseudonyms.")
 @click.argument("file")
-@click.option("-o", "--output", required=True, help="File to write, - for standard output.")
+@click.option(
+    "-o", "--output", required=True, metavar="FILE", help="File to write, - for standard output."
+)
 def redact(file: str, output: str) -> int:
     """Replace names of hosts, users, processes, addresses, serials and UUIDs by pseudonyms.
 
