@@ -4,7 +4,7 @@
 
     [check]                              # any option of `laggard check`, by its long name
     deadline = 30
-    skip = ["host.governor"]
+    skip = ["host.cpu-governor"]
 
     [probes."pcie.replay-growth"]        # by finding id
     severity = "info"
@@ -153,13 +153,18 @@ def _known(name: str, known: Collection[str], path: str, where: str, what: str) 
         raise LaggardError(f"{path}: {where}: no such {what}", nearest(name, known))
 
 
-def nearest(name: str, known: Collection[str]) -> str:
+def nearest(name: str, known: Collection[str], most: int = 1) -> str:
     """A hint for a name that is not known."""
     import difflib
 
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    def likeness(other: str) -> float:
+        whole = difflib.SequenceMatcher(None, name, other).ratio()
+        start = difflib.SequenceMatcher(None, name, other[: len(name)]).ratio()
+        return max(whole, 0.9 * start)  # what was not typed to its end is meant as well
+
+    near = sorted((other for other in known if likeness(other) >= 0.5), key=likeness, reverse=True)
     if near:
-        return f"did you mean {near[0]}?"
+        return f"did you mean {', '.join(near[:most])}?"
     return f"known: {', '.join(sorted(known))}" if len(known) <= 20 else ""
 
 

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,45 @@ def test_a_closed_pipe_is_quiet() -> None:
     program = f"{sys.executable} -m agent._launch explain | true"
     done = subprocess.run(["sh", "-c", program], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("argv", ["explain", "--help", "schema snapshot"])
+def test_a_reader_that_has_gone_is_quiet_and_3(argv: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "agent._launch", *argv.split()], stdout=write, stderr=subprocess.PIPE
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
+@pytest.mark.parametrize("argv", ["explain", "--help", "explain gpu.lost", "schema snapshot"])
+def test_a_full_disk_behind_standard_output_is_told(argv: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "agent._launch", *argv.split()],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 3
+    assert done.stderr == "laggard: writing standard output: No space left on device\n"
+
+
+def test_a_caller_may_close_all_streams() -> None:
+    program = f"{sys.executable} -m agent._launch explain gpu.lost <&- >&- 2>&-; echo $?"
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, hint in (
+        (["chekc"], "did you mean check?"),
+        (["explain", "pcie.widht"], "did you mean pcie.width-trained-down"),
+        (["explain", "nvlink"], "did you mean nvlink.down"),
+        (["check", "--only", "pcie.widht"], "did you mean pcie.width-trained-down?"),
+    ):
+        assert run(argv) == 3
+        assert hint in capsys.readouterr().err
 
 
 def test_explain_finds_globs_and_suggests(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ Importing this module imports click and nothing heavy; a test keeps it so.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -16,6 +17,7 @@ from agent import __version__
 from agent.errors import LaggardError
 
 EXIT_UNKNOWN = 3
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # name -> (module with an object of the command's name, one line of help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -52,6 +54,16 @@ class LazyGroup(click.Group):
         """Names in the order of the table."""
         return list(COMMANDS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command when there is none of that name."""
+        if not ctx.resilient_parsing and args[0] not in COMMANDS and args[0][:1] != "-":
+            from agent.config import nearest
+
+            raise LaggardError(f"there is no command {args[0]!r}", nearest(args[0], COMMANDS))
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command object, from its module."""
         if cmd_name not in COMMANDS:
@@ -86,6 +98,7 @@ def run(argv: Sequence[str]) -> int:
     A command returns its exit code. Usage errors, our own errors, Ctrl-C and crashes are 3
     (Nagios: unknown); a closed pipe is quiet.
     """
+    _open_closed_streams()
     try:
         code = main.main(args=list(argv), prog_name="laggard", standalone_mode=False)
         sys.stdout.flush()
@@ -102,14 +115,32 @@ def run(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("laggard: interrupted", err=True)
         return EXIT_UNKNOWN
-    except BrokenPipeError:
-        # the reader has gone: keep the interpreter's last flush from complaining
+    except (BrokenPipeError, SystemExit):
+        # The reader has gone, and click says so with its own exit: keep the last flush quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNKNOWN
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            click.echo(f"laggard: writing standard output: {error.strerror}", err=True)
+            return EXIT_UNKNOWN
         import traceback
 
         traceback.print_exc()
         click.echo("laggard: this is a bug in laggard; please report the lines above", err=True)
         return EXIT_UNKNOWN
     return code if isinstance(code, int) else 0
+
+
+def _open_closed_streams() -> None:
+    """Let a caller close our streams (``>&-``): what is said there goes nowhere.
+
+    The descriptors are taken as well, lest a file that we open gets the number of one.
+    """
+    names = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    if not names:
+        return
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    for name in names:
+        setattr(sys, name, os.fdopen(os.dup(handle), "r" if name == "stdin" else "w"))
+    os.close(handle)

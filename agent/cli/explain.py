@@ -14,6 +14,7 @@ def explain(id: str | None) -> int:
     """
     import fnmatch
 
+    from agent.config import nearest
     from agent.errors import LaggardError
     from probes.registry import discover
 
@@ -24,10 +25,8 @@ def explain(id: str | None) -> int:
         return 0
     chosen = [item for item in probes if fnmatch.fnmatchcase(item.id, id)]
     if not chosen:
-        import difflib
-
-        near = difflib.get_close_matches(id, [item.id for item in probes], n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "`laggard explain` lists all ids"
+        ids = [item.id for item in probes]
+        hint = nearest(id, ids, most=3) or "`laggard explain` lists all ids"
         raise LaggardError(f"there is no finding called {id!r}", hint)
     for position, item in enumerate(chosen):
         if position:
@@ -38,5 +37,6 @@ def explain(id: str | None) -> int:
             click.echo("\nThresholds (change them in the configuration):")
             for name, limit in item.limits.items():
                 click.echo(f"  {name} = {limit.default:g} {limit.unit}  ({limit.source})")
-        click.echo(f"\nReads: {', '.join(item.needs)}")
+        if item.needs:
+            click.echo(f"\nReads: {', '.join(item.needs)}")
     return 0
