@@ -13,6 +13,7 @@ import msgspec
 
 from agent.report import RenderOptions
 from agent.report.words import (
+    CLASS_WORDS,
     HEALTH_TITLES,
     JOB_WORDS,
     alarming,
@@ -40,13 +41,17 @@ _HEALTH_STYLES = {
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One line: an indented label in its column, and text that may wrap under itself."""
+    """One line: an indented label in its column, and text that may wrap under itself.
+
+    ``whole`` text is never wrapped: a command in two pieces can't be copied.
+    """
 
     text: str = ""
     label: str = ""
     indent: int = 0
     style: str = ""
     label_style: str = "bold"
+    whole: bool = False
 
 
 def render(report: Report, options: RenderOptions) -> str:
@@ -70,6 +75,7 @@ def layout(report: Report, *, verbose: int) -> Iterator[Row]:
 
     shown = [finding for finding in report.findings if finding.severity is not Severity.INFO]
     infos = [finding for finding in report.findings if finding.severity is Severity.INFO]
+    ids = frozenset(finding.id for finding in report.findings)
     quiet = {item.fingerprint: item for item in report.acknowledged}
     if shown:
         yield Row()
@@ -77,7 +83,7 @@ def layout(report: Report, *, verbose: int) -> Iterator[Row]:
         known = f", {len(quiet)} acknowledged" if quiet else ""
         yield Row(f"FINDINGS ({head}{known})", style="bold")
     for finding in shown:
-        yield from _finding(finding, report.host, verbose)
+        yield from _finding(finding, report.host, ids, verbose)
         if ack := quiet.get(finding.fingerprint):
             yield Row(f"until {ack.until}: {ack.reason}", label="known", indent=2)
     if infos:
@@ -85,7 +91,7 @@ def layout(report: Report, *, verbose: int) -> Iterator[Row]:
         yield Row("WORTH KNOWING (no alarm)", style="bold")
         for finding in infos:
             if verbose:
-                yield from _finding(finding, report.host, verbose)
+                yield from _finding(finding, report.host, ids, verbose)
             else:
                 yield Row(finding.summary, label=finding.id, indent=2, label_style="cyan")
 
@@ -94,13 +100,13 @@ def layout(report: Report, *, verbose: int) -> Iterator[Row]:
     yield from _gaps(report)
 
 
-def _finding(finding: Finding, host: str, verbose: int) -> Iterator[Row]:
+def _finding(finding: Finding, host: str, others: frozenset[str], verbose: int) -> Iterator[Row]:
     style = _SEVERITY_STYLES[finding.severity]
     yield Row()
     where = name(finding.component, host)
     yield Row(f"{finding.severity.value.upper()}  {finding.id}  {where}", style=style)
     yield Row(finding.summary, indent=2)
-    said = [finding.confidence.value, finding.fault_class.value]
+    said = [finding.confidence.value, CLASS_WORDS[finding.fault_class]]
     if finding.job_impact is not JobImpact.NONE:
         said.append(JOB_WORDS[finding.job_impact])
     yield Row("; ".join(said), label="how sure", indent=2)
@@ -109,9 +115,9 @@ def _finding(finding: Finding, host: str, verbose: int) -> Iterator[Row]:
         yield from _evidence(evidence)
         # one command that shows several of the facts stands once, behind the last of them
         if evidence.recheck and (after is None or after.recheck != evidence.recheck):
-            yield Row(evidence.recheck, label="recheck", indent=2, style="cyan")
-    if finding.explains:
-        yield Row(", ".join(finding.explains), label="explains", indent=2)
+            yield Row(evidence.recheck, label="recheck", indent=2, style="cyan", whole=True)
+    if finding.explains and (seen := [id for id in finding.explains if id in others]):
+        yield Row(", ".join(seen), label="explains", indent=2)
     if finding.remedy:
         mark = " (disruptive)" if finding.remedy.disruptive else ""
         yield Row(f"{finding.remedy.text}{mark}", label="next", indent=2)
@@ -233,21 +239,24 @@ def _rich(rows: list[Row], options: RenderOptions) -> str:
         soft_wrap=options.width is None,
     )
     for row in rows:
-        if options.width is None:
+        labelled = bool(row.label) or row.text.startswith('"')
+        label, text = f"{row.label:<{_LABEL_WIDTH}} ", one_line(row.text)
+        column = labelled and len(row.label) <= _LABEL_WIDTH
+        if options.width is None or row.whole:
             line = Text(" " * row.indent)
-            if row.label or row.text.startswith('"'):
-                line.append(f"{row.label:<{_LABEL_WIDTH}} ", style=row.label_style)
-            line.append(one_line(row.text), style=row.style)
-            console.print(line)
-        elif row.label or row.text.startswith('"'):
+            if labelled:
+                line.append(label, style=row.label_style)
+            console.print(line.append(text, style=row.style), soft_wrap=True)
+        elif column:
             grid = Table.grid(padding=(0, 1))
             grid.add_column(min_width=min(_LABEL_WIDTH, options.width // 3), overflow="fold")
             grid.add_column(overflow="fold")
-            grid.add_row(
-                Text(row.label, style=row.label_style), Text(one_line(row.text), style=row.style)
-            )
+            grid.add_row(Text(row.label, style=row.label_style), Text(text, style=row.style))
             console.print(Padding(grid, (0, 0, 0, row.indent)))
         else:
-            text = Text(one_line(row.text), style=row.style, overflow="fold")
-            console.print(Padding(text, (0, 0, 0, row.indent)))
+            line = Text(overflow="fold")
+            if labelled:  # too long for its column
+                line.append(label, style=row.label_style)
+            line.append(text, style=row.style)
+            console.print(Padding(line, (0, 0, 0, row.indent)))
     return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))

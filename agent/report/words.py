@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from probes.finding import Component, Finding, JobImpact, Severity
+from probes.finding import Component, FaultClass, Finding, JobImpact, Severity
 from probes.result import Health, Report
 
 HEALTH_TITLES = {
@@ -18,6 +18,15 @@ JOB_WORDS = {
     JobImpact.NONE: "a job may go on",
     JobImpact.SLOWS: "a job may go on, but slower",
     JobImpact.BREAKS: "a job can't go on here",
+}
+
+CLASS_WORDS = {
+    FaultClass.HARDWARE: "hardware",
+    FaultClass.CONFIGURATION: "configuration",
+    FaultClass.SOFTWARE: "software",
+    FaultClass.LOAD: "load",
+    FaultClass.NO_FAULT: "no fault",
+    FaultClass.CANNOT_TELL: "cause unknown",
 }
 
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.report import FORMATS, RenderOptions, render
 from agent.report.terminal import options_for
 from agent.schema import schema_of
-from probes.finding import Component
+from probes.finding import Component, FaultClass
 from probes.result import Health, Report, worst
 from tests.support.reports import OFF_BUS, faulty, healthy, verdict
 
@@ -28,7 +28,6 @@ CRITICAL  xid.off-bus  GPU 0000:3b:00.0 (NVML index 0)
   proof      kmsg /dev/kmsg seq 812
              "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
   recheck    dmesg | grep 'Xid.*3b:00'
-  explains   gpu.lost, gpu.missing
   next       drain n44 and power-cycle it (disruptive)
 
 WARNING  pcie.width-trained-down  GPU 0000:88:00.0
@@ -78,6 +77,33 @@ def test_a_command_that_shows_two_facts_stands_once() -> None:
     lines = render(faulty(findings=(finding,)), "text").splitlines()
     labels = [line.split()[0] for line in lines if line.startswith(("  proof", "  recheck"))]
     assert labels == ["proof", "proof", "recheck", "proof", "recheck"]
+
+
+def test_what_a_finding_explains_is_shown_when_it_is_there() -> None:
+    found = faulty().findings
+    lost = msgspec.structs.replace(OFF_BUS, id="gpu.lost", explains=())
+    lines = render(faulty(findings=(*found, lost)), "text").splitlines()
+    assert [line for line in lines if line.startswith("  explains")] == ["  explains   gpu.lost"]
+
+
+def test_a_cause_that_is_not_known_is_said_in_words() -> None:
+    hung = msgspec.structs.replace(OFF_BUS, fault_class=FaultClass.CANNOT_TELL)
+    page = render(faulty(findings=(hung,)), "text")
+    assert "  how sure   proven; cause unknown; a job can't go on here\n" in page
+
+
+def test_a_command_can_be_copied_from_a_terminal() -> None:
+    command = "nvidia-smi --query-gpu=pcie.link.width.current,pcie.link.width.max --format=csv"
+    evidence = (msgspec.structs.replace(OFF_BUS.evidence[0], recheck=command),)
+    found = msgspec.structs.replace(OFF_BUS, evidence=evidence)
+    page = render(faulty(findings=(found,)), "text", RenderOptions(width=40))
+    assert f"  recheck    {command}\n" in page
+
+
+def test_a_label_longer_than_its_column_is_never_broken() -> None:
+    page = render(faulty(), "text", RenderOptions(width=40))
+    (label,) = [line for line in page.splitlines() if "power.limit-low" in line]
+    assert label == "  power.limit-low GPU 0000:89:00.0 is"
 
 
 def test_unknown_is_never_fit() -> None:
