@@ -59,7 +59,9 @@ def imports() -> Iterator[Item]:
             continue
         shadows = [
             entry
-            for entry in (str(Path.cwd()), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+            for entry in dict.fromkeys(
+                (str(Path.cwd()), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
+            )
             if entry and Path(entry).resolve() != home and _has_package(Path(entry), package)
         ]
         claims = _claimed_by_others(package)
@@ -116,8 +118,8 @@ def _nvml(host: Host) -> Item:
     if section is None:
         detail = "; ".join(gap.detail or gap.reason.value for gap in gaps)
         allow = next((gap.allow for gap in gaps if gap.allow), "")
-        gpus = host.exists("/proc/driver/nvidia")
-        return Item("NVML", not gpus, detail or "not here", allow or "")
+        hidden = host.exists("/proc/driver/nvidia") or any(g.reason.hides_something for g in gaps)
+        return Item("NVML", not hidden, detail or "not here", allow or "")
     if section.init_error:
         return Item(
             "NVML", False, f"{section.init_error}: {section.init_detail}",

@@ -235,8 +235,11 @@ class NvmlCollector:
     def _init(self) -> NvmlSection | None:
         try:
             group = self._open(min(self._left_s(), _INIT_TURNS * self._turn_s))
-        except OSError as error:
+        except FileNotFoundError as error:
             self._gaps.add(GapReason.ABSENT, detail=str(error))
+            return None
+        except OSError as error:  # no process is to be had: nobody knows what the driver would say
+            self._gaps.add_error(error, path="starting the process that asks the driver")
             return None
         except _HungError as hung:
             self._gaps.add(GapReason.TIMEOUT, detail=str(hung))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -269,6 +270,24 @@ def test_nothing_is_written_through_nvml(collect: Collect) -> None:
 
 
 # --- GPUs that are lost, refused, hung or slow ---
+
+
+class NoProcess(FixtureHost):
+    """A machine that starts no more processes."""
+
+    def open_nvml(self) -> LiveNvmlChannel:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+
+def test_without_a_process_to_ask_with_the_driver_is_hidden_not_absent() -> None:
+    with NvmlCollector(NoProcess(parse_fstree("")), until_ns=2_000_000_000_000) as collector:
+        section, gaps = collector.first()
+    assert section is None
+    (gap,) = gaps
+    assert gap.reason.hides_something
+    assert gap.detail == (
+        "starting the process that asks the driver: Resource temporarily unavailable"
+    )
 
 
 def test_a_gpu_that_gives_no_handle(collect: Collect) -> None:
