@@ -6,6 +6,7 @@ from datetime import date, datetime, timezone
 
 from agent.state import State
 from probes.finding import Component, Finding
+from probes.pci_address import normalize_pci_address
 from probes.record import Record
 from probes.result import Acknowledged
 
@@ -37,6 +38,11 @@ def names_of(component: Component) -> frozenset[str]:
     """Everything that a person may call a component, in lower case."""
     names = {component.label(), component.pci, component.gpu_uuid, component.device, component.host}
     return frozenset(name.lower() for name in names if name)
+
+
+def component_name(text: str) -> str:
+    """A part as it is kept, however a PCI address was spelled (nvidia-smi: 00000000:9D:00.0)."""
+    return normalize_pci_address(text) or text.strip().lower()
 
 
 def read_acks(state: State) -> tuple[Ack, ...]:

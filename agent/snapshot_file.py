@@ -43,12 +43,19 @@ def decode_snapshot(data: bytes, name: str) -> NodeSnapshot:
     """
     if data[:2] == b"\x1f\x8b":
         data = _gunzip(data, name)
+    expected = (
+        f"expected JSON with schema {SNAPSHOT_SCHEMA}, as `laggard snapshot record` writes it"
+    )
+    if not data.strip():
+        raise LaggardError(f"{name} is empty", expected)
+    if data[:1] in b"/#@":
+        expected += "; what it writes with --raw is for a parser's test, record without"
     try:
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise LaggardError(
             f"{name} is no snapshot: {error}",
-            f"expected JSON with schema {SNAPSHOT_SCHEMA}, as `laggard snapshot record` writes it",
+            expected,
         ) from None
     match = _SCHEMA.match(head.schema)
     if not match or f"laggard.snapshot/{match[1]}" != SNAPSHOT_SCHEMA:

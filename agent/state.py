@@ -76,7 +76,11 @@ class State:
                 os.path.join(self.directory, name), msgspec.json.format(data, indent=1) + b"\n"
             )
         except (OSError, LaggardError) as error:
-            said = error.message if isinstance(error, LaggardError) else str(error)
+            said = (
+                error.message
+                if isinstance(error, LaggardError)
+                else f"{error.filename}: {error.strerror}"
+            )
             self.forget(said)
             return False
         return True

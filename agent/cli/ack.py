@@ -32,7 +32,7 @@ def ack(
     import os
     import time
 
-    from agent.ack import Ack, day_of, keep_acks, read_acks
+    from agent.ack import Ack, component_name, day_of, keep_acks, read_acks
     from agent.errors import LaggardError
     from agent.selection import expand
     from agent.state import State, state_directory
@@ -52,7 +52,8 @@ def ack(
         return 0
     if id is None:
         raise click.UsageError("Missing argument 'ID' (or --list).")
-    component = component.lower() if component else None
+    if component is not None and not (component := component_name(component)):
+        raise click.UsageError("COMPONENT is empty: leave it out to mean every part.")
     others = tuple(item for item in acks if (item.id, item.component) != (id, component))
     if remove:
         if len(others) == len(acks):
@@ -60,7 +61,7 @@ def ack(
                                "`laggard ack --list` lists what is")  # fmt: skip
         done = keep_acks(state, others)
     else:
-        if not until or not reason:
+        if not until or not (reason and reason.strip()):
             raise click.UsageError("--until and --reason are needed: nothing is quiet for ever.")
         if expand((id,), [probe.id for probe in discover()], "ack") != {id}:
             raise LaggardError(f"{id}: one finding at a time, without globs")
@@ -78,6 +79,8 @@ def ack(
         done = keep_acks(state, (*others, new))
     if not done:
         raise LaggardError(state.problems[-1])
+    what = f"{id} on {component or 'every part'}"
+    click.echo(f"{what} alarms again" if remove else f"{what} is quiet through {last} (UTC)")
     return 0
 
 

@@ -113,12 +113,18 @@ def test_add_list_replace_and_remove(state: State, capsys: pytest.CaptureFixture
     assert run(["ack", id, "--until", "2100-02-28", "--reason", "all of them"]) == 0
     assert run(["ack", id, "0000:ab:00.0", "--until", "2100-03-31", "--reason", "later"]) == 0
     today = read_acks(state)[0].added_at
+    assert capsys.readouterr().out.splitlines() == [
+        f"{id} on 0000:ab:00.0 is quiet through 2100-01-31 (UTC)",
+        f"{id} on every part is quiet through 2100-02-28 (UTC)",
+        f"{id} on 0000:ab:00.0 is quiet through 2100-03-31 (UTC)",
+    ]
     assert run(["ack", "--list"]) == 0
     assert capsys.readouterr().out == (
         f"{id}  until 2100-02-28: all of them (ann, {today})\n"
         f"{id} 0000:ab:00.0  until 2100-03-31: later (ann, {today})\n"
     )
-    assert run(["ack", "--remove", id, "0000:AB:00.0"]) == 0
+    assert run(["ack", "--remove", id, "00000000:AB:00.0"]) == 0
+    assert capsys.readouterr().out == f"{id} on 0000:ab:00.0 alarms again\n"
     assert [item.component for item in read_acks(state)] == [None]
     assert run(["ack", "--remove", id, "0000:ab:00.0"]) == 3
     assert "is not acknowledged" in capsys.readouterr().err
@@ -144,6 +150,11 @@ def test_an_expired_one_is_listed_as_such(state: State, capsys: pytest.CaptureFi
         (["ack", "{id}", "--until", "soon", "--reason", "r"], "a date like 2027-01-31 is needed"),
         (["ack", "{id}", "--until", "2020-01-01", "--reason", "r"], "that day has passed"),
         (["ack", "{id}", "--until", "2100-01-01"], "--until and --reason are needed"),
+        (
+            ["ack", "{id}", "--until", "2100-01-01", "--reason", " "],
+            "--until and --reason are needed",
+        ),
+        (["ack", "{id}", "", "--until", "2100-01-01", "--reason", "r"], "COMPONENT is empty"),
         (["ack", "{id}", "--reason", "r"], "--until and --reason are needed"),
     ],
 )

@@ -92,6 +92,26 @@ def test_any_bytes_are_refused_clearly(data: bytes) -> None:
             decode_snapshot(candidate, "f")
 
 
+@pytest.mark.parametrize(
+    ("data", "message", "hint"),
+    [
+        (b"", "f is empty", "as `laggard snapshot record` writes it"),
+        (b" \n", "f is empty", "as `laggard snapshot record` writes it"),
+        (
+            b"/proc/uptime = 1 2\n",
+            "f is no snapshot: ",
+            "what it writes with --raw is for a parser",
+        ),
+    ],
+)
+def test_what_is_no_snapshot_at_all(data: bytes, message: str, hint: str) -> None:
+    for candidate in (data, compress(data)):
+        with pytest.raises(LaggardError) as caught:
+            decode_snapshot(candidate, "f")
+        assert caught.value.message.startswith(message)
+        assert caught.value.hint and hint in caught.value.hint
+
+
 def test_a_missing_file_says_what_the_system_said(tmp_path) -> None:
     with pytest.raises(LaggardError) as caught:
         read_snapshot(str(tmp_path / "none.json"))

@@ -84,7 +84,7 @@ def test_a_place_that_can_not_be_written_is_told_once_and_never_fails(tmp_path: 
     keep_baseline(counting(), state)
     keep_baseline(counting(), state)
     assert len(state.problems) == 1
-    assert "Not a directory" in state.problems[0]
+    assert state.problems[0].startswith(f"{blocked / 'laggard'}: Not a directory; ")
 
 
 def test_without_a_directory_nothing_is_read_or_kept() -> None:
