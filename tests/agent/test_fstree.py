@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.errors import LaggardError
 from agent.fstree import format_fstree, parse_fstree
-from agent.host import FixtureHost, run_path
+from agent.host import FixtureHost, LiveHost, run_path
 from agent.tree import DiskTree, Link, Refusal, TextTree
 
 SAMPLE = """\
@@ -146,3 +146,15 @@ def test_programs_and_special_files() -> None:
     assert host.disk_bytes("/dev/shm") == (67108864, 1024)
     assert host.adjtimex() == (5, 64, 16000000)
     assert host.euid() == 1000
+
+
+def test_programs_speak_for_the_machine_under_root_or_not_at_all(tmp_path, monkeypatch) -> None:
+    program = tmp_path / "journalctl"
+    program.write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    argv = ("journalctl", "-k")
+    assert LiveHost().run(argv, 20).stdout == b"-k\n"
+    assert LiveHost("/host/").run(argv, 20).stdout == b"--root=/host -k\n"
+    with pytest.raises(FileNotFoundError):
+        LiveHost("/host").run(("/bin/true",), 20)
