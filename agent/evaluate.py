@@ -153,6 +153,8 @@ def _why(
     what = " of ".join(part for part in (field_name or source, device) if part)
     for gap in gaps:
         if gap.covers(source, field_name, device):
+            if not gap.fields and not gap.devices:  # the same for whatever was asked of it
+                what = source
             return gap.reason, f"{what}: {gap.reason.value}" + (
                 f" ({gap.detail})" if gap.detail else ""
             )

@@ -136,7 +136,7 @@ def _evidence(evidence: Evidence) -> Iterator[Row]:
         basis = evidence.expected.basis.value
         parts.append(f"(expected {evidence.expected.value}{unit}: {basis})")
     yield Row(" ".join(parts), label="proof", indent=2)
-    if evidence.quote:
+    if evidence.quote and evidence.quote != evidence.observed:
         yield Row(f'"{evidence.quote}"', label="", indent=2)
 
 

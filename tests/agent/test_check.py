@@ -155,6 +155,15 @@ def test_what_is_hidden_is_not_healthy_unless_accepted(
     assert report.verdicts[0].code == expected
 
 
+def test_a_source_that_can_not_be_read_is_named_once(tmp_path: Path, capsys: Capture) -> None:
+    hidden = Gap(source="kernel", reason=GapReason.DENIED, detail="/dev/kmsg: no")
+    blind = msgspec.structs.replace(capped(), kernel=None, gaps=(hidden,))
+    path = keep(tmp_path / "n.json", blind)
+    code, report = report_of(capsys, "--from", path, "--only", "kernel.*", "--only", "xid.*")
+    missing = {text for result in report.results for text in result.missing}
+    assert (code, missing) == (3, {"kernel: denied (/dev/kmsg: no)"})
+
+
 def test_require_counts_what_is_absent(tmp_path: Path, capsys: Capture) -> None:
     path = keep(
         tmp_path / "n.json", node(nics=None, gaps=(Gap(source="nics", reason=GapReason.ABSENT),))

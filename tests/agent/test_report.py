@@ -92,6 +92,14 @@ def test_a_cause_that_is_not_known_is_said_in_words() -> None:
     assert "  how sure   proven; cause unknown; a job can't go on here\n" in page
 
 
+def test_a_quote_that_is_the_reading_itself_is_not_repeated() -> None:
+    evidence = msgspec.structs.replace(OFF_BUS.evidence[0], observed="LOST", quote="LOST")
+    page = render(
+        faulty(findings=(msgspec.structs.replace(OFF_BUS, evidence=(evidence,)),)), "text"
+    )
+    assert page.count("LOST") == 1
+
+
 def test_a_command_can_be_copied_from_a_terminal() -> None:
     command = "nvidia-smi --query-gpu=pcie.link.width.current,pcie.link.width.max --format=csv"
     evidence = (msgspec.structs.replace(OFF_BUS.evidence[0], recheck=command),)
