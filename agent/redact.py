@@ -26,7 +26,11 @@ _MAC = re.compile(r"(?<![\w:])(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}(?![\w:])")
 _UUID = re.compile(
     r"\b((?:GPU-|MIG-|GPU\.)?)[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"
 )
-_USER_PATH = re.compile(r"(/(?:home|Users|export/home|scratch|data)/)([^/\s\"']+)")
+_USER_PATH = re.compile(
+    r"(/(?:home|[Uu]sers?|u|export/home|scratch|data|work|projects?|nfs)/)([^/\s\"']+)"
+)
+# Where packages put a library; any other folder is somebody's.
+_SYSTEM_FOLDERS = ("/usr/", "/lib", "/opt/nvidia", "/run/nvidia")
 _SERIAL_TEXT = re.compile(
     r"((?:serial(?: number)?|s/n)\s*[:=]?\s*)([A-Za-z0-9-]{6,})", re.IGNORECASE
 )
@@ -84,6 +88,9 @@ class Redactor:
             return [self._walk(item, field) for item in value]
         if not isinstance(value, str) or not value:
             return value
+        if field == "library_path" and not value.startswith(_SYSTEM_FOLDERS):
+            folder, _, name = value.rpartition("/")
+            return f"/{self.alias('folder', folder)}/{name}"
         if field in _FIELDS and value not in _KEPT_CONTAINERS:
             return self.alias(_FIELDS[field], value)
         return self.text(value)

@@ -15,9 +15,10 @@ SNAPSHOT = NodeSnapshot(
     taken_at_ns=1,
     container="kubernetes",
     nvml=NvmlSection(
+        library_path="/u/erin/stubs/libnvidia-ml.so.1",
         gpus=(
             Gpu(index=0, state=GpuState.OK, uuid=UUID, pci="0000:3b:00.0", serial="1560000000001"),
-        )
+        ),
     ),
     kernel=KernelSection(
         source="kmsg",
@@ -42,7 +43,7 @@ SNAPSHOT = NodeSnapshot(
 )
 SECRETS = (
     "gpu-r3-n07", "11111111-2222", UUID, UUID[4:12], "1560000000001", "secret_train", "10.3.4.5",
-    "fe80::", "aa:bb:cc", "alice",
+    "fe80::", "aa:bb:cc", "alice", "erin", "stubs",
 )  # fmt: skip
 
 
@@ -53,7 +54,14 @@ def test_no_name_of_a_place_or_person_stays() -> None:
 
 def test_what_the_file_is_sent_for_stays() -> None:
     text = encode_snapshot(Redactor(b"key").snapshot(SNAPSHOT)).decode()
-    for kept in ("0000:3b:00.0", "Xid (PCI:0000:88:00): 43", "pid=88120", "kubernetes", "Ch 10"):
+    for kept in (
+        "0000:3b:00.0",
+        "Xid (PCI:0000:88:00): 43",
+        "pid=88120",
+        "kubernetes",
+        "Ch 10",
+        "/libnvidia-ml.so.1",
+    ):
         assert kept in text
 
 
