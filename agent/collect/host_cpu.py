@@ -7,8 +7,8 @@ import re
 from agent.collect.gaps import Gaps
 from agent.host import Host
 from agent.parse.cpuinfo import CpuInfoFile, parse_cpuinfo
-from agent.parse.cpulist import parse_cpulist
 from agent.parse.cpustat import parse_cpustat
+from probes.cpulist import parse_cpulist
 from probes.gap import GapReason
 from probes.snapshot.host import CpuFacts, CpuPolicy, CpuReading, NumaNode, PackageThrottle
 

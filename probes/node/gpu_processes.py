@@ -358,6 +358,6 @@ def _near_another(node: Node, gpu: Gpu, process: Process) -> bool:
 def _overlaps(left: str, right: str) -> bool:
     """Whether two CPU lists share one; a list that makes no sense is taken as sharing."""
     try:
-        return bool(parse_cpulist(left) & parse_cpulist(right))
+        return not set(parse_cpulist(left)).isdisjoint(parse_cpulist(right))
     except ValueError:
         return True

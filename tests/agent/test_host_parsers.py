@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from agent.parse.cgroup import parse_cpu_max, parse_memory_max, parse_proc_cgroup, quota_cpus
 from agent.parse.cpuinfo import CpuInfo, CpuInfoFile, parse_cpuinfo
-from agent.parse.cpulist import format_cpulist, parse_cpulist
 from agent.parse.cpustat import parse_cpustat
 from agent.parse.keyvalue import parse_keyvalue
 from agent.parse.limits import parse_limits
@@ -21,6 +20,7 @@ from agent.parse.mounts import Mount, parse_mounts
 from agent.parse.nvidia_version import parse_nvidia_version
 from agent.parse.proc_modules import parse_proc_modules
 from agent.parse.psi import parse_psi
+from probes.cpulist import parse_cpulist
 from probes.snapshot.host import Pressure, ResourceLimit
 
 
@@ -137,7 +137,6 @@ def test_cgroup_files() -> None:
 )
 def test_cpulist(text: str, cpus: tuple[int, ...]) -> None:
     assert parse_cpulist(text) == cpus
-    assert format_cpulist(cpus) == text.strip()
 
 
 @pytest.mark.parametrize("text", ["a", "3-1", "0-99999999", "-1", "1-2-3", "٣"])
@@ -148,8 +147,8 @@ def test_cpulist_refuses_nonsense(text: str) -> None:
 
 @given(st.sets(st.integers(0, 8191)))
 @settings(max_examples=100, deadline=None)
-def test_cpulist_round_trip(cpus: set[int]) -> None:
-    assert parse_cpulist(format_cpulist(cpus)) == tuple(sorted(cpus))
+def test_cpulist_sorts(cpus: set[int]) -> None:
+    assert parse_cpulist(",".join(map(str, cpus))) == tuple(sorted(cpus))
 
 
 NEVER_RAISE: list[Callable[[str], object]] = [

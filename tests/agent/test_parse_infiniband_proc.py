@@ -109,8 +109,8 @@ def test_old_stack_format_and_module() -> None:
 
 
 def test_cpulist() -> None:
-    assert parse_cpulist("0-2,8\n") == {0, 1, 2, 8}
-    assert parse_cpulist("") == frozenset()
+    assert parse_cpulist("0-2,8\n") == (0, 1, 2, 8)
+    assert parse_cpulist("") == ()
 
 
 NEVER_RAISE: tuple[Callable[[str], object], ...] = (
