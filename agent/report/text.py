@@ -18,6 +18,7 @@ from agent.report.words import (
     JOB_WORDS,
     alarming,
     counts,
+    in_order,
     job_sentence,
     name,
     one_line,
@@ -73,7 +74,7 @@ def layout(report: Report, *, verbose: int) -> Iterator[Row]:
     for other in report.verdicts[1:]:
         yield Row(other.summary, label="also")
 
-    shown = [finding for finding in report.findings if finding.severity is not Severity.INFO]
+    shown = [finding for finding in in_order(report) if finding.severity is not Severity.INFO]
     infos = [finding for finding in report.findings if finding.severity is Severity.INFO]
     ids = frozenset(finding.id for finding in report.findings)
     quiet = {item.fingerprint: item for item in report.acknowledged}

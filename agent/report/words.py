@@ -43,12 +43,23 @@ def cut(text: str, limit_bytes: int) -> str:
     return encoded[: limit_bytes - 3].decode(errors="ignore").rstrip() + "…"
 
 
+def in_order(report: Report) -> tuple[Finding, ...]:
+    """The worst first; of equals those that a verdict accuses, before what they cause."""
+    codes = [verdict.code for verdict in report.verdicts]
+
+    def place(finding: Finding) -> tuple[int, int]:
+        accused = codes.index(finding.id) if finding.id in codes else len(codes)
+        return -finding.severity.rank, accused
+
+    return tuple(sorted(report.findings, key=place))
+
+
 def alarming(report: Report) -> tuple[Finding, ...]:
     """Findings that count: worse than info and not acknowledged."""
     quiet = {item.fingerprint for item in report.acknowledged}
     return tuple(
         finding
-        for finding in report.findings
+        for finding in in_order(report)
         if finding.severity is not Severity.INFO and finding.fingerprint not in quiet
     )
 

@@ -174,6 +174,18 @@ def test_nagios_is_one_short_line_with_perfdata() -> None:
     assert line.count("\n") == 1
 
 
+def test_a_cause_stands_before_what_it_causes() -> None:
+    cause = msgspec.structs.replace(OFF_BUS, id="power.limit-low", summary="limit low", explains=())
+    effect = msgspec.structs.replace(OFF_BUS, id="clocks.sw-power-cap", summary="capped")
+    report = faulty(
+        findings=(effect, cause), verdicts=(verdict(code="power.limit-low"),), acknowledged=()
+    )
+    assert render(report, "line") == "critical power.limit-low 0000:3b:00.0 (+1)\n"
+    assert render(report, "nagios").startswith("LAGGARD CRITICAL - limit low; capped |")
+    page = render(report, "text")
+    assert page.index("CRITICAL  power.limit-low") < page.index("CRITICAL  clocks.sw-power-cap")
+
+
 def test_line_is_at_most_80_bytes() -> None:
     assert render(faulty(), "line") == "critical xid.off-bus 0000:3b:00.0\n"
     assert render(healthy(), "line") == "ok n44 fit\n"
