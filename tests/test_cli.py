@@ -137,3 +137,20 @@ def test_explain_finds_globs_and_suggests(capsys: pytest.CaptureFixture[str]) ->
     assert "pcie.width-trained-down\n=======" in capsys.readouterr().out
     assert run(["explain", "pcie.width-traind-down"]) == 3
     assert "did you mean pcie.width-trained-down" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["check --only ", "check --skip ", "explain ", "ack "])
+def test_the_shell_completes_finding_ids(words: str) -> None:
+    line = f"laggard {words}gpu.l"
+    done = subprocess.run(
+        [sys.executable, "-m", "agent._launch"],
+        env=os.environ
+        | {
+            "_LAGGARD_COMPLETE": "bash_complete",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(len(line.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("plain,gpu.lost\n", "")

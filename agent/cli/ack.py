@@ -6,9 +6,11 @@ from datetime import date
 
 import click
 
+from agent.cli import options
+
 
 @click.command()
-@click.argument("id", required=False)
+@click.argument("id", required=False, type=options.FindingId())
 @click.argument("component", required=False)
 @click.option("--until", metavar="DATE", help="Last day on which it is quiet (2027-01-31, UTC).")
 @click.option("--reason", metavar="TEXT", help="Why it may wait, for whoever reads it next.")

@@ -43,17 +43,31 @@ _LAST_RESORT_S = 5.0  # past the deadline
     metavar="FILE",
     help="What this node is meant to have (default: /etc/laggard/manifest.toml if any).",
 )
-@click.option("--only", multiple=True, metavar="ID", help="Judge by these rules; globs work.")
-@click.option("--skip", multiple=True, metavar="ID", help="Leave these rules out; globs work.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=options.FindingId(),
+    metavar="ID",
+    help="Judge by these rules; globs work.",
+)
+@click.option(
+    "--skip",
+    multiple=True,
+    type=options.FindingId(),
+    metavar="ID",
+    help="Leave these rules out; globs work.",
+)
 @click.option(
     "--require",
     multiple=True,
+    type=options.FindingId(),
     metavar="ID",
     help="When this rule can't judge, whatever the reason, the health is unknown.",
 )
 @click.option(
     "--accept-unknown",
     multiple=True,
+    type=options.FindingId(),
     metavar="ID",
     help="When this rule can't judge, the health is left alone.",
 )

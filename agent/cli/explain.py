@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from agent.cli import options
+
 
 @click.command()
-@click.argument("id", required=False)
+@click.argument("id", required=False, type=options.FindingId())
 def explain(id: str | None) -> int:
     """Print the documentation of a finding id, or list all ids.
 

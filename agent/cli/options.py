@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.config import Config, Setting, load_config
 from agent.errors import LaggardError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 ENV_PREFIX = "LAGGARD"
 
@@ -62,6 +65,24 @@ root = click.option(
     callback=_root,
     help="Where the host's /proc, /sys, /dev, /etc, /var/log stand.",
 )
+
+
+class FindingId(click.types.StringParamType):
+    """A finding's id or a glob, which is looked up later; the shell completes it."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """See click."""
+        from click.shell_completion import CompletionItem
+
+        from probes.registry import discover
+
+        return [
+            CompletionItem(probe.id, help=probe.title)
+            for probe in discover()
+            if probe.id.startswith(incomplete)
+        ]
 
 
 def _load(ctx: click.Context, _param: click.Parameter, explicit: str | None) -> Config:
