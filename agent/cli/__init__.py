@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -99,6 +100,9 @@ def run(argv: Sequence[str]) -> int:
     (Nagios: unknown); a closed pipe is quiet.
     """
     _open_closed_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a locale that lacks a sign is no reason to fail
+            stream.reconfigure(errors="replace")
     try:
         code = main.main(args=list(argv), prog_name="laggard", standalone_mode=False)
         sys.stdout.flush()

@@ -212,7 +212,10 @@ class _Check:
             if text:
                 write_output(self.given["output"], text.encode())
         elif not (self.given["quiet"] and report.health is Health.OK and change is None):
-            sys.stdout.write(text)
+            if format in ("json", "prometheus"):  # read by programs, as UTF-8 in any locale
+                write_output("-", text.encode())
+            else:
+                sys.stdout.write(text)
         return exit_code(report.health, self.given["exit_codes"])
 
     def _stand_back(self, holder: Holder | None) -> int:

@@ -124,7 +124,7 @@ def _finding(finding: Finding, host: str, others: frozenset[str], verbose: int) 
         yield Row(f"{finding.remedy.text}{mark}", label="next", indent=2)
     if verbose:
         yield Row(f"laggard explain {finding.id}", label="more", indent=2)
-        yield Row(finding.fingerprint, label="print", indent=2)
+        yield Row(finding.fingerprint, label="fingerprint", indent=2)
 
 
 def _evidence(evidence: Evidence) -> Iterator[Row]:
@@ -188,6 +188,9 @@ def _checked(report: Report, verbose: int) -> Iterator[Row]:
         yield Row(f"{components} judged; {', '.join(words)}", label=family, indent=2)
     if skipped:
         yield Row(", ".join(skipped), label="not here", indent=2)
+    left_out = sum(result.outcome is Outcome.NOTSELECTED for result in report.results)
+    if left_out:
+        yield Row(f"{left_out} of {len(report.results)} rules", label="not asked", indent=2)
     if verbose:
         for result in report.results:
             for note in result.notes:

@@ -17,6 +17,7 @@ from agent import config, manifest
 from agent.cli import run
 from agent.evaluate import evaluate
 from agent.exitcode import EXIT_CODES, exit_code
+from agent.report import FORMATS
 from agent.snapshot_file import encode_snapshot
 from probes.finding import Severity
 from probes.gap import Gap, GapReason
@@ -170,6 +171,21 @@ def test_require_counts_what_is_absent(tmp_path: Path, capsys: Capture) -> None:
     )
     assert report_of(capsys, "--from", path, "--only", "nic.*")[0] == 0
     assert report_of(capsys, "--from", path, "--only", "nic.*", "--require", "nic.*")[0] == 3
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_locale_without_the_signs_of_a_report(format: str, tmp_path: Path) -> None:
+    path = keep(tmp_path / "n.json", msgspec.structs.replace(capped(), host="knoten-ä1…"))
+    done = subprocess.run(
+        [sys.executable, "-m", "agent._launch", "check", "--from", path, "--only", CAPPED_ID,
+         "--format", format],
+        env=os.environ | {"PYTHONIOENCODING": "ascii"}, capture_output=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, b"")
+    if format in ("json", "prometheus"):
+        assert "knoten-ä1…" in done.stdout.decode()
+    else:
+        assert done.stdout.isascii()
 
 
 def test_quiet_says_nothing_of_a_fit_node(tmp_path: Path, capsys: Capture) -> None:

@@ -12,7 +12,7 @@ from agent.report import FORMATS, RenderOptions, render
 from agent.report.terminal import options_for
 from agent.schema import schema_of
 from probes.finding import Component, FaultClass
-from probes.result import Health, Report, worst
+from probes.result import Health, Outcome, ProbeResult, Report, worst
 from tests.support.reports import OFF_BUS, faulty, healthy, verdict
 
 PAGE = """\
@@ -67,6 +67,11 @@ def test_healthy_page() -> None:
         "\n"
         "WHAT I COULD NOT SEE: nothing that I looked for.\n"
     )
+
+
+def test_a_page_says_how_much_was_not_asked() -> None:
+    results = (*healthy().results, ProbeResult(id="xid.app", outcome=Outcome.NOTSELECTED))
+    assert "  not asked  1 of 2 rules\n" in render(healthy(results=results), "text")
 
 
 def test_a_command_that_shows_two_facts_stands_once() -> None:
