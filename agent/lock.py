@@ -32,7 +32,14 @@ class Holder(msgspec.Struct, frozen=True):
 
     def describe(self) -> str:
         """By whom and since when."""
-        return f"{_process(self.pid)}, since {self.started_at} ({self.age_s():.0f} s)"
+        return f"{_process(self.pid)}{self._since()}"
+
+    def brief(self) -> str:
+        """The same in few words."""
+        return f"pid {self.pid}{self._since()}"
+
+    def _since(self) -> str:
+        return f", since {self.started_at} ({self.age_s():.0f} s)"
 
 
 class LockedError(Exception):

@@ -226,12 +226,14 @@ class _Check:
         health = Health.UNKNOWN if holder is not None and holder.is_overdue() else Health.OK
         if self.given["quiet"] and health is Health.OK:
             return exit_code(health, self.given["exit_codes"])
-        said = "another run is at work: " + (holder.describe() if holder else "it has no name yet")
-        if health is Health.UNKNOWN:
+        short = self.given["format"] == "line"
+        who = (holder.brief() if short else holder.describe()) if holder else "it has no name yet"
+        said = f"another run is at work: {who}"
+        if health is Health.UNKNOWN and not short:
             said += "; it should have ended long ago"
         if self.given["format"] == "nagios":
             click.echo(one_line(f"LAGGARD {health.value.upper()} - {said}").replace("|", "/"))
-        elif self.given["format"] == "line":
+        elif short:
             click.echo(cut(one_line(f"{health.value} {said}"), 80))
         else:
             _warn(said)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -320,7 +321,7 @@ def another_run(tmp_path: Path, deadline_s: float) -> Iterator[int]:
         (["--exit-codes", "zero"], 0.01, 0, "", "laggard: another run is at work: pid {pid} ("),
         (["--format", "nagios"], 20, 0, "LAGGARD OK - another run is at work: pid {pid} (", ""),
         (["--format", "nagios"], 0.01, 3, "LAGGARD UNKNOWN - another run is at work: pid {pid} (", ""),
-        (["--format", "line"], 0.01, 3, "unknown another run is at work: pid {pid} (", ""),
+        (["--format", "line"], 0.01, 3, "unknown another run is at work: pid {pid}, since ", ""),
     ],
 )  # fmt: skip
 def test_a_run_that_finds_another_one_at_work_stands_back(
@@ -335,6 +336,10 @@ def test_a_run_that_finds_another_one_at_work_stands_back(
         assert bool(text) is bool(expected)
         if code == 3 and text and "line" not in argv:
             assert "it should have ended long ago" in text
+        if text:
+            assert re.search(r", since \d{4}-\d\d-\d\dT\S+Z \(\d+ s\)", text)
+        if "line" in argv:
+            assert len(text.rstrip().encode()) <= 80
 
 
 def test_the_whole_command_in_a_process_of_its_own(tmp_path: Path) -> None:
