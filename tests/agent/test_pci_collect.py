@@ -195,6 +195,15 @@ def test_a_container_without_sysfs() -> None:
     )
 
 
+def test_without_sysfs_nobody_knows_what_is_on_the_bus() -> None:
+    section, (gap,) = pci.collect(FixtureHost(parse_fstree("/proc/version = Linux\n")))
+    assert section is None
+    assert gap.reason.hides_something
+    assert (gap.detail, gap.allow) == (
+        "/sys/bus: sysfs is not mounted", "mount the host's /sys, or pass --root",
+    )  # fmt: skip
+
+
 def test_a_virtual_machine_without_bridges() -> None:
     section, gaps = read("pci-vm", readings=1)
     nic, gpu = section.devices
