@@ -12,7 +12,7 @@ import msgspec
 
 from agent.host import CommandResult, Host, run_path, statvfs_path
 from agent.nvml_channel import Abandoned, NvmlChannel
-from agent.tree import READ_LIMIT_BYTES, Entry, FileStat, Link, Refusal, TextTree
+from agent.tree import READ_LIMIT_BYTES, Entry, FileStat, Link, Refusal, TextTree, resolve
 
 T = TypeVar("T")
 
@@ -70,24 +70,17 @@ class RecordingHost:
         return real
 
     def _note_links(self, path: str) -> None:
-        at = ""
-        todo = [part for part in path.split("/") if part]
-        for _ in range(200):
-            if not todo:
-                return
-            part = todo.pop(0)
-            if part == "..":
-                at = at.rpartition("/")[0]
-                continue
-            try:
-                target = self.inner.readlink(f"{at}/{part}")
-            except OSError:
-                at = f"{at}/{part}"
-                continue
-            self._put(f"{at}/{part}", Link(target))
-            if target.startswith("/"):
-                at = ""
-            todo[:0] = [name for name in target.split("/") if name not in ("", ".")]
+        """Keep every link that the path leads through."""
+        with contextlib.suppress(OSError):  # a loop: the read that follows says so
+            resolve(path, self._noted_link)
+
+    def _noted_link(self, path: str) -> str | None:
+        try:
+            target = self.inner.readlink(path)
+        except OSError:
+            return None
+        self._put(path, Link(target))
+        return target
 
     def read_kmsg(self, limit: int = 16 << 20) -> bytes:
         """See Host."""
